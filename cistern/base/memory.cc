@@ -96,16 +96,22 @@ int64_t CgroupAvailableBytes(const std::string& root, const std::string& self) {
   return least;
 }
 
-int64_t AvailableBytes() {
+int64_t SharedAvailableBytes() {
   const int64_t machine = ProcBytes("/proc/meminfo", "MemAvailable");
   std::ifstream groups("/proc/self/cgroup");
   const std::string self{std::istreambuf_iterator<char>(groups), {}};
-  int64_t least = std::min(machine > 0 ? machine : kNone, CgroupAvailableBytes("", self));
+  return std::min(machine > 0 ? machine : kNone, CgroupAvailableBytes("", self));
+}
+
+int64_t OwnAvailableBytes() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    const int64_t used = ProcBytes("/proc/self/status", "VmSize");
-    least = std::min(least, std::max<int64_t>(1, int64_t(limit.rlim_cur) - used));
-  }
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kNone;
+  const int64_t used = ProcBytes("/proc/self/status", "VmSize");
+  return std::max<int64_t>(1, int64_t(limit.rlim_cur) - used);
+}
+
+int64_t AvailableBytes() {
+  const int64_t least = std::min(SharedAvailableBytes(), OwnAvailableBytes());
   return least == kNone ? 0 : least;
 }
 

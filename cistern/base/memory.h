@@ -18,8 +18,13 @@ int64_t PageFaults();
 // least.
 int64_t AvailableBytes();
 
-// The parts that AvailableBytes is made of, for tests: `root` stands for / and `self` for the
-// contents of /proc/self/cgroup. INT64_MAX where there is no limit.
+// The parts that AvailableBytes is made of: what the machine and the control groups leave to all
+// processes together, and what its own limit of address space leaves to this one alone. INT64_MAX
+// where there is no limit.
+int64_t SharedAvailableBytes();
+int64_t OwnAvailableBytes();
+// Of the control groups, for tests: `root` stands for / and `self` for the contents of
+// /proc/self/cgroup.
 int64_t CgroupAvailableBytes(const std::string& root, const std::string& self);
 
 }  // namespace cistern

@@ -60,6 +60,24 @@ Fields TextTask::Describe(Options& o) {
   return f;
 }
 
+std::vector<std::string> TextTask::HiddenTokenDefaults() {
+  // Without positions that are relative (rotary) a few minutes teach little more than frequencies.
+  // Muon leaves that stage far sooner than AdamW (docs/notes/settings-2026-11.md).
+  return {"model.dim=128",
+          "model.layers=2",
+          "model.heads=4",
+          "model.attention=window:2+latte:2",
+          "model.positions=rotary",
+          "model.init_std=0.0884",
+          "model.embedding_std=0.1",
+          "task.length=128",
+          "train.batch=16",
+          "train.optimizer=muon",
+          "train.weight_decay=0.1",
+          "train.schedule=linear",
+          "train.lr=7e-3"};
+}
+
 TextTask::TextTask(std::string name, Options options, std::string cache)
     : name_(std::move(name)), options_(std::move(options)), cache_(std::move(cache)) {}
 
@@ -156,8 +174,9 @@ void TextTask::Prepare() {
   CutWindows();
 }
 
-// A piece of n tokens holds (n - length) / length windows at any offset below length. One that is
-// too short for that holds one window, at the offsets where it fits, or none.
+// A piece of n tokens holds (n - length) / length windows, at any offset at which they fit: each of
+// its tokens is in a window at one of them. One that is too short for that holds one window, or
+// none.
 void TextTask::CutWindows() {
   const int64_t length = options_.length, train = data_->train.size(), needed = 2 * length + 1;
   pieces_.clear();
@@ -213,8 +232,8 @@ at::Tensor TextTask::TrainBlocks(uint64_t seed, int64_t step, int64_t rows) cons
         [](int64_t window_at, const Piece& p) { return window_at < p.windows_end; });
     const int64_t first = piece == pieces_.begin() ? 0 : std::prev(piece)->windows_end,
                   slack = piece->tokens - (piece->windows_end - first) * length;
-    data_->train.Copy(piece->begin + draw % std::min(length, slack) + (at - first) * length,
-                      length + 1, window.mutable_data_ptr<int64_t>() + r * (length + 1));
+    data_->train.Copy(piece->begin + draw % slack + (at - first) * length, length + 1,
+                      window.mutable_data_ptr<int64_t>() + r * (length + 1));
   }
   return window;
 }

@@ -26,6 +26,8 @@ class TextTask : public Task {
     bool random_ids = false;  // uniform draws in place of the text's tokens
   };
   static Fields Describe(Options& options);
+  // TaskInfo::defaults of the tasks that hide tokens of a text: mlm, span_corruption.
+  static std::vector<std::string> HiddenTokenDefaults();
 
   void SaveAssets(const std::string& folder) const override;  // tokenizer.json
   void LoadAssets(const std::string& folder) override;

@@ -78,6 +78,26 @@ TEST_F(TextSplitTest, TrainingWindowsStayInTheirPiece) {
   }
 }
 
+// Over many epochs a piece is trained on up to its last token, however much is left over beside its
+// windows.
+TEST_F(TextSplitTest, EpochsTogetherCoverAPiece) {
+  options_.length = 7;
+  options_.valid = options_.test = folder_ / "other.txt";
+  std::ofstream(options_.valid) << "another text";
+  for (const int64_t tokens : {15, 19, 20, 21, 27}) {
+    std::string text;  // each byte once
+    for (int64_t i = 0; i < tokens; ++i) text += char('0' + i);
+    const auto task = Prepared(text);
+    ASSERT_EQ(task->DataSummary()["train"]["tokens"], tokens);
+    std::set<int64_t> seen;
+    for (int64_t i = 0; i < 600; ++i) {
+      const int64_t at = Places(task->TrainBatch(5, i, 1), text)[0];
+      for (int64_t t = 0; t <= options_.length; ++t) seen.insert(at + t);
+    }
+    EXPECT_EQ(int64_t(seen.size()), tokens);
+  }
+}
+
 // A signal ends the first look at a text too, where nothing is to be made any more.
 TEST_F(TextSplitTest, ASignalEndsTheScan) {
   options_.length = 100;
@@ -131,8 +151,8 @@ TEST_F(TextSplitTest, RandomIds) {
   EXPECT_EQ(Places(*file, text), (std::vector<int64_t>{0}));
 }
 
-// The tail's windows are at the places where earlier versions had them.
-TEST_F(TextSplitTest, TheTailKeepsItsWindows) {
+// The tail is one piece: an epoch visits each of its windows once, all at one offset.
+TEST_F(TextSplitTest, TheTailIsOnePiece) {
   const std::string text = Lines(50000);
   options_.split = TextSplit::kTail;
   options_.length = 100;

@@ -62,8 +62,13 @@ void WriteCheckpoint(const std::string& run, const Model& model, const Optimizer
   fs::directory_iterator entry(run, error), end;
   for (; !error && entry != end; entry.increment(error)) {
     const int64_t other = StepOf(entry->path());
-    std::error_code ignored;
-    if (other >= 0 && other != state.step) fs::remove_all(entry->path(), ignored);
+    std::error_code ignored, failed;
+    if (other < 0 || other == state.step || !fs::exists(entry->path() / kStateFile, ignored))
+      continue;
+    // Renamed first: one that is removed in part would look like another program's.
+    const std::string going = TemporaryName(entry->path().string());
+    fs::rename(entry->path(), going, failed);
+    if (!failed) fs::remove_all(going, ignored);
   }
 }
 
@@ -147,6 +152,19 @@ bool HoldsRun(const std::string& folder) {
   std::error_code ignored;
   return NewestCheckpoint(folder).has_value() ||
          fs::exists(fs::path(folder) / "model.safetensors", ignored);
+}
+
+void RefuseOtherFiles(const std::string& folder) {
+  std::error_code error, ignored;
+  if (fs::exists(fs::path(folder) / "experiment.json", ignored)) return;
+  fs::directory_iterator entry(folder, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name == "config.json" || name == "tokenizer.json" || name.starts_with(kPrefix) ||
+        name.starts_with("metrics.") || name.starts_with("events."))
+      FailUsage(folder, " has files of something else in it (", name,
+                "), which a run would replace or remove; name a new folder");
+  }
 }
 
 }  // namespace cistern

@@ -9,9 +9,9 @@
 
 namespace cistern {
 
-// Writes checkpoint-<state.step>, then removes the others. Any error leaves the others alone. A
-// step has one set of weights: where its checkpoint is there already, trainer.json alone is
-// replaced.
+// Writes checkpoint-<state.step>, then removes the others: of the folders with such a name, those
+// that hold trainer.json. Any error leaves the others alone. A step has one set of weights: where
+// its checkpoint is there already, trainer.json alone is replaced.
 void WriteCheckpoint(const std::string& run, const Model& model, const Optimizer& optimizer,
                      const RunState& state, const WeightAverage* average = nullptr);
 
@@ -36,5 +36,9 @@ std::string LogProblem(const std::string& run);
 
 // A run has begun in this folder, and there is something to continue or to keep.
 bool HoldsRun(const std::string& folder);
+
+// UsageError where another program has filled the folder: it has files of the names that a run
+// writes or removes, and no experiment.json, which a run writes first.
+void RefuseOtherFiles(const std::string& folder);
 
 }  // namespace cistern

@@ -160,19 +160,26 @@ void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_
     return PlanOf(config, count, length, bytes, options, source, processes.count());
   };
   const Plan plan = plan_of(rows);
-  const int64_t here = processes.Here(), have = AvailableBytes();
-  const double need = double(here) * double(plan.bytes);
-  if (have <= 0 || need <= double(have)) return;
+  const int64_t here = processes.Here(), shared = SharedAvailableBytes(), own = OwnAvailableBytes();
+  const double one = double(plan.bytes), all = double(here) * one;
+  const bool beyond_own = one > double(own);
+  if (!beyond_own && all <= double(shared)) return;
   const Plan half = plan_of(std::max<int64_t>(1, rows / 2));
   const bool of_the_batch = double(half.bytes) < 0.8 * double(plan.bytes);
-  FailUsage("a training step would need about ", Gigabytes(need), " (",
-            here > 1 ? StrCat(here, " processes on this machine, ") : "", "batch ", rows,
-            " x length ", length,
+  FailUsage("a training step would need about ", Gigabytes(beyond_own ? one : all), " (",
+            here == 1    ? ""
+            : beyond_own ? StrCat("each of ", here, " processes, ")
+                         : StrCat(here, " processes on this machine, "),
+            "batch ", rows, " x length ", length,
             plan.rows_at_once == rows ? "" : StrCat(", ", plan.rows_at_once, " rows at once"), ", ",
-            config.Summary(), "), and ", Gigabytes(double(have)), " are free; lower ",
+            config.Summary(), "), and ", Gigabytes(double(beyond_own ? own : shared)),
+            beyond_own ? " are left of its limit of address space (ulimit -v)" : " are free",
+            "; lower ",
             of_the_batch ? "train.batch (train.accumulate keeps the effective batch), " : "",
             "task.length or the model's size",
-            here > 1 ? ", or start one process with more --threads" : "");
+            beyond_own ? ", or raise the limit"
+            : here > 1 ? ", or start one process with more --threads"
+                       : "");
 }
 
 }  // namespace cistern

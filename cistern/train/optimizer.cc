@@ -166,8 +166,21 @@ Optimizer::Tensors Optimizer::Gradients(const std::vector<size_t>& chosen) const
 
 at::Tensor Optimizer::Zeros(size_t i) const { return at::zeros_like(parameters_[i]); }
 
+namespace {
+
+// Not the vectors that have dimensions beside their own: T2R's map.bias [H,C], RFA's sigma [H,1,d]
+// and input_gate.bias [H,1,1], cls_token [1,1,D].
+bool IsMatrix(const std::string& name, const at::Tensor& parameter) {
+  const std::string last = name.substr(name.rfind('.') + 1);
+  return parameter.dim() >= 2 && last != "bias" && last != "sigma" && last != "cls_token";
+}
+
+}  // namespace
+
 double Optimizer::Decay(size_t i) const {
-  return options_.decay == DecayOf::kAll || parameters_[i].dim() >= 2 ? options_.weight_decay : 0;
+  return options_.decay == DecayOf::kAll || IsMatrix(names_[i], parameters_[i])
+             ? options_.weight_decay
+             : 0;
 }
 
 std::vector<size_t> Optimizer::Decayed(const std::vector<size_t>& chosen, bool decayed) const {

@@ -27,7 +27,8 @@ namespace cistern {
 
 enum class OptimizerKind { kAdamW, kAdam, kSgd, kNag, kAdafactor, kMuon };
 const EnumNames<OptimizerKind>& OptimizerKinds();
-enum class DecayOf { kMatrices, kAll };  // kMatrices: norms and biases are left alone
+// kMatrices: norms, biases, a mechanism's own vectors and the class token are left alone.
+enum class DecayOf { kMatrices, kAll };
 const EnumNames<DecayOf>& DecayOfNames();
 
 struct AdafactorOptions {

@@ -279,7 +279,8 @@ TEST(Optimizer, FollowsItsDefinition) {
         if (!g.defined()) continue;
         Numbers& n = expected[i];
         ++n.updates;
-        const bool decayed = n.matrix || c.options.decay == DecayOf::kAll;
+        const bool decayed = c.options.decay == DecayOf::kAll ||
+                             (n.matrix && !names[i].ends_with(".bias"));  // T2R's has two
         c.rule(n, List(g), c.options,
                {kRates[update], before, decayed ? c.options.weight_decay : 0});
       }
@@ -349,6 +350,38 @@ TEST(Optimizer, MuonIsOfTheMapsOfBlocks) {
   }
   EXPECT_EQ(moved, kMapsOfBlocks);
   EXPECT_EQ(others, model->parameters().size() - kMapsOfBlocks.size());
+}
+
+// Biases and scales that have more than one dimension are no matrices; all others that do are.
+TEST(Optimizer, DecayLeavesVectorsAloneWhateverTheirShape) {
+  ModelConfig c;
+  c.kind = "encoder_classifier", c.vocab_size = 17, c.classes = 3, c.max_length = 16, c.dim = 8;
+  c.layers = 3, c.heads = 2, c.pooling = PoolingKind::kCls, c.bias = true;
+  c.positions = PositionKind::kLearned, c.attention = {"rfa", "t2r", "luna"};
+  c.attention_options = Json{{"rfa", {{"variant", "fork"}, {"input_gate", true}}}};
+  for (const DecayOf decay : {DecayOf::kMatrices, DecayOf::kAll}) {
+    const auto model = MakeModel(c, 1);
+    OptimizerOptions options;
+    options.weight_decay = 0.5, options.decay = decay;
+    const auto optimizer = MakeOptimizer(*model, options);
+    {
+      const at::NoGradGuard guard;
+      for (at::Tensor& p : model->parameters()) p.fill_(1), p.mutable_grad() = at::zeros_like(p);
+    }
+    optimizer->Step(0.1, 0);
+    std::set<std::string> left;
+    for (const auto& p : model->named_parameters()) {
+      const bool decayed = p.value().max().item<double>() < 0.96;
+      EXPECT_NEAR(p.value().min().item<double>(), decayed ? 0.95 : 1, 1e-6) << p.key();
+      if (!decayed && p.value().dim() >= 2) left.insert(p.key());
+      EXPECT_EQ(decayed && p.value().dim() < 2, decay == DecayOf::kAll && p.value().dim() < 2)
+          << p.key();
+    }
+    const std::set<std::string> vectors = {"cls_token", "layers.0.attention.core.input_gate.bias",
+                                           "layers.0.attention.core.sigma",
+                                           "layers.1.attention.core.map.bias"};
+    EXPECT_EQ(left, decay == DecayOf::kAll ? std::set<std::string>() : vectors);
+  }
 }
 
 // The names of an AdamW's state in the checkpoints of version 0.1.

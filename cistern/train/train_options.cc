@@ -16,7 +16,7 @@ Fields TrainOptions::Describe() {
   f.Add("steps", &steps, "updates; with seconds = 0 as well: 1000", {0, int64_t{1} << 40});
   f.Add("seconds", &seconds, "budget of training time, evaluation not counted", {0.0, 1e9});
   f.Add("batch", &batch, "rows of a step", {1, 1 << 20});
-  f.Add("accumulate", &accumulate, "steps whose gradients are added up before an update",
+  f.Add("accumulate", &accumulate, "batches of an update, as one: the mean over all their targets",
         {1, 1 << 20});
   f.Add("order", &order,
         "of a task's rows: endless (a batch may span two epochs), drop_last (an epoch's last, "

@@ -1,9 +1,12 @@
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "cistern/base/error.h"
 #include "cistern/base/memory.h"
@@ -116,6 +119,24 @@ TEST(Checkpoint, AGoodOneLoadsAndIsFinite) {
   EXPECT_NE(CheckpointProblem(*NewestCheckpoint(run)).find("not finite"), std::string::npos);
 }
 
+TEST(Checkpoint, OnlyThoseOfARunMakeRoomForTheNext) {
+  const TestFolder folder;
+  const std::string run = folder.path(), theirs = run + "/checkpoint-500/trainer_state.json";
+  EnsureDirectory(run + "/checkpoint-500");
+  WriteFileAtomically(theirs, "theirs");
+  const auto model = MakeModel(TinyConfig(), 1);
+  const auto optimizer = MakeOptimizer(*model, {});
+  RunState state;
+  for (state.step = 0; state.step < 2; ++state.step)
+    WriteCheckpoint(run, *model, *optimizer, state);
+  EXPECT_EQ(NewestCheckpoint(run), run + "/checkpoint-1");
+  EXPECT_EQ(ReadFile(theirs), "theirs");
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(run))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint-1", "checkpoint-500"}));
+}
+
 TEST(Checkpoint, AnIncompleteOneIsNotTheNewest) {
   const TestFolder folder;
   const std::string run = folder / "run";
@@ -137,6 +158,7 @@ TEST(Memory, ForetellsWhatCannotFit) {
   EXPECT_GT(EstimateTrainingBytes(c, 8, 512, 0, 4, 5), EstimateTrainingBytes(c, 8, 512));
   // Threads that take rows: a copy more of the gradients for each but one; with auto not where
   // these are large.
+  at::get_num_threads();  // torch sets it when it is first used
   const int threads = NumThreads();
   SetNumThreads(3);
   ModelConfig large = c;
@@ -200,6 +222,40 @@ TEST(Memory, OfSeveralProcesses) {
       });
   for (const std::string& refusal : refusals)
     testing::ExpectContains(refusal, {"2 processes on this machine", "one process"});
+}
+
+// A limit of address space (ulimit -v) is for one process, however many there are.
+TEST(Memory, OfEachProcessWithinItsOwnLimit) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "the address sanitizer reserves more than any limit";
+#endif
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const auto set = [&](int64_t bytes) {
+    rlimit limit = before;
+    limit.rlim_cur = rlim_t(bytes);
+    return setrlimit(RLIMIT_AS, &limit) == 0;
+  };
+  constexpr int64_t kHuge = int64_t{1} << 46;
+  if (!set(kHuge)) GTEST_SKIP() << "a lower limit cannot be raised";
+  const int64_t used = kHuge - OwnAvailableBytes(),
+                left = std::min(int64_t{4} << 30, SharedAvailableBytes() / 3);
+  ASSERT_TRUE(set(used + left));
+  TrainOptions options;
+  options.parallel = ThreadsTake::kOperations;
+  // Weights, gradients and two moments that are a share of what is left to each.
+  const auto refusals = [&](double share) {
+    ModelConfig c = TinyConfig();
+    c.vocab_size = int64_t(share * double(left) / double(4 * 4 * c.dim));
+    return testing::Together(2, [&](const std::shared_ptr<Processes>& processes) {
+      CheckMemory(c, 2, 16, 4, options, 0, *processes);
+    });
+  };
+  const std::vector<std::string> fit = refusals(0.6), beyond = refusals(1.2);
+  setrlimit(RLIMIT_AS, &before);
+  EXPECT_EQ(fit, std::vector<std::string>(2));
+  for (const std::string& refusal : beyond)
+    testing::ExpectContains(refusal, {"each of 2 processes", "ulimit -v", "raise the limit"});
 }
 
 // The estimate is not below what a step takes, and not far above. Measured in this process, whose

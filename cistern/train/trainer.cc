@@ -13,6 +13,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/hash.h"
+#include "cistern/base/interrupt.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/random.h"
@@ -20,7 +21,6 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/metrics_csv.h"
-#include "cistern/io/safetensors.h"
 #include "cistern/io/tfevents.h"
 #include "cistern/tasks/evaluate.h"
 #include "cistern/tensors/device.h"
@@ -73,6 +73,15 @@ void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightA
   if (!broken.empty())
     Fail("the update at step ", step, " left parameters that are not finite, the first of them ",
          broken, ". ", Advice(folder));
+}
+
+void ScaleGradients(const Model& model, double factor) {
+  const at::NoGradGuard guard;
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& p : model.parameters()) {
+    if (p.grad().defined()) gradients.push_back(p.grad());
+  }
+  if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
 }
 
 // Seconds until the first checkpoint by the clock: a short run that fails should lose little.
@@ -159,9 +168,10 @@ double Trainer::Rate() const {
   s.min_lr = options_.min_lr;
   s.steps = options_.schedule_steps > 0 ? options_.schedule_steps : state_.total_steps;
   // Counted from 1, the only update of the shortest warm-up has the whole rate.
-  s.warmup = options_.warmup >= 1 ? int64_t(options_.warmup)
-                                  : std::max<int64_t>(options_.schedule_from,
-                                                      int64_t(options_.warmup * double(s.steps)));
+  s.warmup =
+      options_.warmup >= 1 || options_.warmup == 0
+          ? int64_t(options_.warmup)
+          : std::max<int64_t>(options_.schedule_from, int64_t(options_.warmup * double(s.steps)));
   s.first = options_.schedule_from;
   s.every = options_.schedule_every;
   s.warmup_init = options_.warmup_init;
@@ -197,20 +207,30 @@ Trainer::StepOutcome Trainer::Step() {
   const auto words = Philox(seed_, kDraws, uint64_t(state_.step));
   at::manual_seed(words[0]);
   StepOutcome out = {0, 0, Rate(), 0, 0};
+  // A loss is the mean over the terms of its batch (Task::Terms): weighted by their numbers, those
+  // of the accumulated batches are that of one batch with all their rows. Those that are clipped
+  // one by one count alike, as in optax's MultiSteps.
+  const bool alike = options_.accumulate == 1 || options_.clip_each;
+  double weights = 0;
   for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
     const MadeBatch made = *batches_->Next();
     const Batch batch = made.batch.To(model_->options().device());
     out.input_seconds += made.seconds;
-    const double value =
-        AddGradients(*model_, LossOf(task_, *model_, options_.label_smoothing), batch,
-                     1.0 / double(options_.accumulate), bfloat16_, parts_,
-                     (uint64_t{words[1]} << 32 | words[2]) + uint64_t(micro), *processes_);
+    const double weight = alike ? 1.0 / double(options_.accumulate) : task_.Terms(made.batch);
+    const double value = AddGradients(
+        *model_, LossOf(task_, *model_, options_.label_smoothing), batch, weight, bfloat16_, parts_,
+        (uint64_t{words[1]} << 32 | words[2]) + uint64_t(micro), *processes_);
     if (!std::isfinite(value)) FailNonFinite("loss", value);
-    out.loss += value / double(options_.accumulate);
+    out.loss += value * weight;
+    weights += weight;
     out.tokens += batch.tokens;
     if (!options_.clip_each) continue;
     const double norm = optimizer_->SetAside(options_.clip / double(options_.accumulate));
     if (!std::isfinite(norm)) FailNonFinite("gradient norm", norm);
+  }
+  if (!alike && weights > 0) {  // 0: batches that ask nothing
+    out.loss /= weights;
+    ScaleGradients(*model_, 1 / weights);
   }
   {
     const BFloat16Scope scope(bfloat16_, model_->options().device());
@@ -273,10 +293,14 @@ void Trainer::Evaluate() {
   line.update(metrics);
   if (observer_) line.update(observer_(*model_));
   log_(line);
-  const bool lower = task_.metric().lower_is_better,
-             better = !state_.has_best || (lower ? value < state_.best : value > state_.best);
+  const bool lower = task_.metric().lower_is_better, finite = std::isfinite(value),
+             better = finite &&
+                      (!state_.has_best || (lower ? value < state_.best : value > state_.best));
   state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
-  if (better && std::isfinite(value)) TakeBest(metrics);
+  if (better) TakeBest(metrics);
+  if (!finite)
+    Note(StrCat("at step ", state_.step, " the metric of the validation split, ",
+                task_.metric().name, ", is ", value, ": that is no better one"));
 }
 
 void Trainer::TakeBest(const Json& metrics) {
@@ -311,17 +335,20 @@ bool Trainer::OutOfPatience() const {
   return options_.patience > 0 && state_.evals_without_better >= options_.patience;
 }
 
-void Trainer::LogStep(const StepOutcome& last) {
+void Trainer::LogStep(const StepOutcome* last) {
   const double rate = double(state_.window_tokens) / state_.window_seconds;
   if (state_.step - first_step_ > 3 || rates_.empty()) rates_.push_back(rate);
-  log_({{"event", "step"},
-        {"step", state_.step},
-        {"loss", state_.window_loss / double(state_.window_steps)},
-        {"lr", last.lr},
-        {"grad_norm", last.grad_norm},
-        {"tokens_per_s", rate},
-        {"input_share", window_input_ / window_seconds_},
-        {"seconds", state_.trained_seconds}});
+  Json line = {{"event", "step"},
+               {"step", state_.step},
+               {"loss", state_.window_loss / double(state_.window_steps)}};
+  if (last) {
+    line["lr"] = last->lr;
+    line["grad_norm"] = last->grad_norm;
+  }
+  line["tokens_per_s"] = rate;
+  if (last) line["input_share"] = window_input_ / window_seconds_;
+  line["seconds"] = state_.trained_seconds;
+  log_(line);
   window_input_ = window_seconds_ = 0;
   state_.window_seconds = state_.window_loss = 0;
   state_.window_tokens = state_.window_steps = 0;
@@ -354,6 +381,7 @@ void Trainer::Agree() {
 TrainResult Trainer::Run() {
   CISTERN_CHECK(observer_ || !options_.log_memory, "[train] log_memory without an observer");
   if (!resumed_) Begin();
+  WriteCheckedJson(folder_ + "/experiment.json", experiment_);  // first: it says whose folder it is
   if (const std::string problem = resumed_ ? LogProblem(folder_) : ""; !problem.empty())
     Note(problem);
   lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
@@ -373,7 +401,6 @@ TrainResult Trainer::Run() {
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
     }
   };
-  WriteCheckedJson(folder_ + "/experiment.json", experiment_);
   task_.SaveAssets(folder_);
   if (!processes_->alone()) {
     // Whose files lie elsewhere may have dropped the best model of a resumed run.
@@ -395,14 +422,18 @@ TrainResult Trainer::Run() {
   last_save_ = Now();
   Agree();
   if (!interrupted_) MeasureBest();
-  // A run of so many steps ends with an evaluation.
+  // A run of so many steps ends with a logged line and an evaluation.
+  if (resumed_ && Spent() >= 1 && state_.window_steps > 0) LogStep(nullptr);
   if (resumed_ && Spent() >= 1 && (!state_.has_best || state_.measured_step < state_.step))
     state_.evaluation_due = true;
   // A run that has begun can be resumed: the first checkpoint comes before the first step, and so
   // does that of a resumed run with its new settings.
   bool save = !resumed_ || state_.evaluation_due || settings_changed_;
   for (;;) {
-    if (state_.evaluation_due && !interrupted_) Evaluate();
+    if (state_.evaluation_due && !interrupted_) {
+      bar.Clear();
+      Evaluate();
+    }
     interrupted_ = interrupted_ || state_.evaluation_due;  // its rows were not all measured
     const bool ends = OutOfPatience() && state_.step > first_step_;
     if (save || interrupted_ || ends) SaveCheckpoint();
@@ -426,7 +457,7 @@ TrainResult Trainer::Run() {
     state_.window_seconds += seconds;
     state_.window_tokens += out.tokens;
     state_.window_loss += out.loss;
-    if (++state_.window_steps >= options_.log_every || last) LogStep(out);
+    if (++state_.window_steps >= options_.log_every || last) LogStep(&out);
     bar.Update(state_.step, "loss " + Significant(out.loss, 4) +
                                 (state_.has_best ? "  best " + task_.metric().name + " " +
                                                        Significant(state_.best, 4)

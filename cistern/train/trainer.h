@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "cistern/base/interrupt.h"
 #include "cistern/data/prefetch.h"
 #include "cistern/io/file_lock.h"
 #include "cistern/io/jsonl.h"
@@ -139,7 +138,8 @@ class Trainer {
   void MeasureBest();
   void TakeBest(const Json& metrics);  // the model, as it is now, is the best
   void SaveBest();
-  void LogStep(const StepOutcome& last);
+  // The steps since the last logged line. Null: they were taken before the run was resumed.
+  void LogStep(const StepOutcome* last);
   void TakeRates();  // of a resumed run, from its log
   bool OutOfPatience() const;
   void AverageLast();  // the final model, where it is a mean (average_last)
@@ -187,8 +187,9 @@ int64_t EstimateTrainingBytes(const ModelConfig& config, int64_t rows, int64_t l
 // of them.
 int64_t EstimateRunBytes(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes,
                          const TrainOptions& options, int64_t source = 0, int64_t processes = 1);
-// UsageError with this estimate when it does not fit what is available (base/memory.h); of several
-// processes that of all on this machine. Called by all of them.
+// UsageError with this estimate when it does not fit what is available (base/memory.h): that of one
+// process what is left to it alone, that of all processes on this machine what they share. Called
+// by all of them.
 void CheckMemory(const ModelConfig& config, int64_t rows, int64_t length, int64_t bytes = 4,
                  const TrainOptions& options = {}, int64_t source = 0,
                  const Processes& processes = {});

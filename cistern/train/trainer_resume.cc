@@ -95,6 +95,7 @@ void Trainer::TakeLengths(const Json& begun) {
 void Trainer::Begin() {
   if (HoldsRun(folder_))
     FailUsage(folder_, " already holds a run; give another --out, or --resume to continue it");
+  RefuseOtherFiles(folder_);
   recent_.Forget(-1);  // of an aborted run
   std::error_code error;
   std::filesystem::directory_iterator entry(folder_, error), end;

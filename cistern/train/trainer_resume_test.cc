@@ -117,10 +117,10 @@ TEST_F(TrainerTest, ALongerRunOfMeansKeepsItsPatience) {
 
 TEST_F(TrainerTest, ARunThatIsCutToItsStepIsMeasuredThere) {
   train_.eval_every = 3, train_.checkpoint_every = 1, train_.steps = 10;
-  const auto lines = [&](const std::string& run) {
+  const auto lines = [&](const std::string& event) {
     std::vector<int64_t> steps;
-    for (const Json& line : ReadJsonl(folder_ / (run + "/metrics.jsonl"))) {
-      if (line.at("event") == "valid") steps.push_back(line.at("step"));
+    for (const Json& line : ReadJsonl(folder_ / "run/metrics.jsonl")) {
+      if (line.at("event") == event) steps.push_back(line.at("step"));
     }
     return steps;
   };
@@ -140,7 +140,8 @@ TEST_F(TrainerTest, ARunThatIsCutToItsStepIsMeasuredThere) {
   train_.steps = 4;
   for (int time = 0; time < 2; ++time) {
     EXPECT_TRUE(train(true).had_ended);
-    EXPECT_EQ(lines("run"), (std::vector<int64_t>{3, 4}));
+    EXPECT_EQ(lines("valid"), (std::vector<int64_t>{3, 4}));
+    EXPECT_EQ(lines("step"), std::vector<int64_t>{4});  // as of a run of four steps
   }
 }
 

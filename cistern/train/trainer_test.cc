@@ -78,6 +78,43 @@ TEST_F(TrainerTest, ClipsEachOfTheAccumulatedBatches) {
   EXPECT_GT((other->parameters()[0] - trained->parameters()[0]).abs().max().item<double>(), 1e-5);
 }
 
+// Two batches of four rows are one of eight, although they have other numbers of targets, or other
+// sums of their classes' weights.
+TEST_F(TrainerTest, AccumulatedBatchesAreOneOfAllTheirRows) {
+  train_.steps = train_.eval_every = train_.log_every = 1, train_.clip = 0;
+  train_.optimizer.kind = OptimizerKind::kSgd, train_.optimizer.momentum = 0;
+  train_.optimizer.weight_decay = 0;
+  const auto loss = [&](const std::string& run) {
+    return ReadJsonl(folder_ / (run + "/metrics.jsonl"))[0].at("loss").get<double>();
+  };
+  const auto compare = [&](const std::vector<std::string>& assignments) {
+    const std::string name = options_.kind;
+    Fields fields;
+    fields.Group("task", options_.Describe());
+    for (const std::string& assignment : assignments)
+      fields.Set(TaskOptions::Grouped(assignment, name));
+    task_ = options_.Make();
+    task_->Prepare();
+    task_->Complete(config_);
+    EXPECT_NE(task_->Terms(task_->TrainBatch(7, 0, 4)), task_->Terms(task_->TrainBatch(7, 1, 4)))
+        << name;
+    train_.batch = 8, train_.accumulate = 1;
+    const auto whole = Trained(name + "-whole");
+    train_.batch = 4, train_.accumulate = 2;
+    ExpectSame(*Trained(name + "-parts"), WeightsOf(*whole), 1e-6);
+    EXPECT_NEAR(loss(name + "-parts"), loss(name + "-whole"), 1e-6) << name;
+  };
+  compare({"task.class_weights=balanced", "task.group_by_length=false"});
+  std::string pairs;
+  for (int i = 0; i < 60; ++i)
+    pairs += StrCat("row ", i, "\tof ", std::string(size_t(i * i % 17), 'x'), "\n");
+  WriteFileAtomically(folder_ / "pairs.tsv", pairs);
+  options_.kind = "translation";
+  config_.kind = options_.info().models[0], config_.tie_embeddings = false;
+  compare({"task.data=" + (folder_ / "pairs.tsv"), "task.tokenizer=bytes", "task.beam=1",
+           "task.group_by_length=false"});
+}
+
 // Every optimizer, evaluation and the files of a run, on another device as on the CPU.
 TEST_F(TrainerTest, TrainsOnAnotherDeviceAsOnTheCpu) {
   for (const auto& [kind, name] : OptimizerKinds()) {
@@ -217,6 +254,31 @@ class Asked : public Task {
   const Task& task_;
   int64_t rows_;
 };
+
+// Its metric is no number.
+class Unmeasured : public Asked {
+ public:
+  using Asked::Asked;
+  Json Metrics(const Score& score) const override {
+    Json metrics = Asked::Metrics(score);
+    metrics[metric().name] = std::nan("");
+    return metrics;
+  }
+};
+
+TEST_F(TrainerTest, AMetricThatIsNotFiniteIsNoBetterOne) {
+  train_.steps = 40, train_.eval_every = 2, train_.patience = 3;
+  const Unmeasured task(*task_, 0);
+  Trainer trainer(MakeModel(config_, 3), task, train_, 7, folder_ / "run", Json::object(), false);
+  ::testing::internal::CaptureStderr();
+  const TrainResult result = trainer.Run();
+  ExpectContains(::testing::internal::GetCapturedStderr(),
+                 {"at step 6 the metric of the validation split, accuracy, is nan"});
+  EXPECT_TRUE(result.out_of_patience);
+  EXPECT_EQ(result.steps, 6);
+  EXPECT_TRUE(result.valid.is_null());
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/model.safetensors"));
+}
 
 TEST_F(TrainerTest, OrderOfBatches) {
   train_.steps = 12, train_.eval_every = 12, train_.batch = 6;
@@ -362,6 +424,16 @@ TEST_F(TrainerTest, RatesOfTheLog) {
   train_.warmup = 0, train_.schedule_every = 3, train_.schedule_steps = 0;
   lr = rates("held");
   for (int n = 0; n < 6; ++n) EXPECT_NEAR(lr[size_t(n)], n < 3 ? 1 : .5, 1e-12) << n;
+  // Counted from 1: the second update is the schedule's second.
+  train_.steps = 4, train_.schedule_from = 1, train_.schedule_every = 0;
+  lr = rates("none");
+  for (int n = 0; n < 4; ++n)
+    EXPECT_NEAR(lr[size_t(n)], (1 + std::cos(M_PI * n / 4.0)) / 2, 1e-12) << n;
+  train_.warmup = 1e-3;  // a share of the run: one update at least
+  lr = rates("least");
+  for (int n = 0; n < 4; ++n)
+    EXPECT_NEAR(lr[size_t(n)], n == 0 ? 1 : (1 + std::cos(M_PI * (n - 1) / 3.0)) / 2, 1e-12) << n;
+  train_.steps = 6, train_.schedule_from = 0;
   // Tensor2Tensor's, by the model's width.
   train_.schedule = ScheduleKind::kT2t, train_.warmup = 4, train_.schedule_every = 0;
   lr = rates("t2t");
