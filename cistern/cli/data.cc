@@ -49,6 +49,7 @@ int RunListOps(const DataArguments& a) {
     if (count < 1 || count > 1 << 28)
       FailUsage("--counts takes numbers from 1 to ", 1 << 28, ", got ", count);
   }
+  CheckNoListOps(a.out);  // before the work
   ListOpsSplits splits;
   {
     ProgressBar bar({a.counts[0] + a.counts[1] + a.counts[2], "generate", "examples"});

@@ -270,6 +270,19 @@ TEST_F(HostileTest, RowsThatArePassedOverAreCountedByEveryCommand) {
                 "translation); the task lm reads");
 }
 
+TEST_F(HostileTest, AFileWithoutRowsIsNoPrediction) {
+  const std::string data = folder_ / "a.csv", empty = folder_ / "empty.csv", model = folder_ / "a";
+  Put(data, Rows("label,text\n", PosNeg));
+  ASSERT_EQ(Run(TrainRows(data, model)).code, 0);
+  for (const char* format : {"--quiet", "--json"}) {
+    Put(empty, "label,text\n");
+    ExpectRefused(Run({"predict", model, empty, format}), "empty.csv has no rows");
+    Put(empty, "label,text\none cell\n");
+    ExpectRefused(Run({"predict", model, empty, "--skip-bad-rows", format}),
+                  "empty.csv has no rows that could be read");
+  }
+}
+
 TEST_F(HostileTest, AveragesOfFewerEvaluationsAreSaid) {
   const Outcome o = Run(Train(*shared_ / "text.txt", folder_ / "run",
                               {"--set", "train.average_last=5", "--set", "train.eval_every=1"}));

@@ -74,11 +74,12 @@ int RunPredict(const PredictCommand& c) {
   const auto model = LoadRunModel(run, c.common.dtype);
   const EvalScope scope(*model);
   ProgressBar bar({.total = reader->total(), .label = "predict", .unit = reader->unit()});
-  bool header = false;
+  bool header = false, any = false;
   while (const std::optional<Batch> batch = reader->Next()) {
     if (Interrupted()) break;
     bar.Clear();
     for (const Json& row : run.task->Predict(*model, batch->To(model->options().device()))) {
+      any = true;
       if (c.common.json) {
         std::printf("%s\n", JsonLine(row).c_str());
         continue;
@@ -97,7 +98,9 @@ int RunPredict(const PredictCommand& c) {
   }
   bar.Finish();
   NoteSkipped(*reader, c.data);
-  return Interrupted() ? 130 : 0;
+  if (Interrupted()) return 130;
+  if (!any) Fail(c.data, " has no rows", reader->skipped() > 0 ? " that could be read" : "");
+  return 0;
 }
 
 }  // namespace

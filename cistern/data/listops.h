@@ -68,8 +68,10 @@ int EvaluateListOps(std::span<const uint8_t> tokens);
 // )". The expression must be well-formed.
 std::string ListOpsText(std::span<const uint8_t> tokens);
 
+// UsageError where `folder` has one of the files that WriteListOps writes.
+void CheckNoListOps(const std::string& folder);
 // basic_train.tsv, basic_val.tsv and basic_test.tsv in `folder` (made if missing): a header
-// "Source\tTarget", then one example a line.
+// "Source\tTarget", then one example a line. CheckNoListOps holds.
 void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
                   const ListOpsProgress& progress = nullptr);
 void WriteListOpsFile(const ListOpsSet& set, const std::string& path,

@@ -87,8 +87,18 @@ void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
   file.Commit();
 }
 
+void CheckNoListOps(const std::string& folder) {
+  std::error_code ignored;
+  for (const char* name : kListOpsFiles) {
+    if (std::filesystem::symlink_status(folder + "/" + name, ignored).type() !=
+        std::filesystem::file_type::not_found)
+      FailUsage(folder, " holds ", name, " already; name another folder");
+  }
+}
+
 void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
                   const ListOpsProgress& progress) {
+  CheckNoListOps(folder);
   const MadeFolder made(folder);
   const int64_t total = splits.train.size() + splits.valid.size() + splits.test.size();
   int64_t done = 0;
@@ -98,7 +108,7 @@ void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
     if (progress) progress(done, total);
   };
   const ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
-  // All three take their places together: none lies beside those of an earlier set.
+  // All three take their places together, or none does.
   const auto path = [&](int i) { return folder + "/" + kListOpsFiles[i]; };
   AtomicFile files[] = {AtomicFile(path(0)), AtomicFile(path(1)), AtomicFile(path(2))};
   for (int i = 0; i < 3; ++i) WriteListOpsRows(*sets[i], &files[i], each);

@@ -457,8 +457,7 @@ std::vector<float> DrawDisc(const PathfinderOptions& options, Point centre) {
   for (int64_t y = 0; y < options.size; ++y) {
     for (int64_t x = 0; x < options.size; ++x) {
       const double dy = double(y) - cy, dx = double(x) - cx;
-      if (dy * dy + dx * dx <= r2)
-        image[size_t(y * options.size + x)] = float(settings.disc_contrast);
+      if (dy * dy + dx * dx <= r2) image[size_t(y * options.size + x)] = 1;
     }
   }
   return image;

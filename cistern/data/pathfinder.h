@@ -25,7 +25,7 @@ struct PathfinderSettings {
   int64_t seed_distance;  // between the contours' first ends
   double continuity;      // the larger, the straighter
   int64_t distractor_dashes, distractors;
-  double dash_contrast, disc_contrast = 1;
+  double dash_contrast;  // brightness of a dash at its peak; a disc has 1
 };
 // UsageError for another size or contour.
 PathfinderSettings SettingsOf(const PathfinderOptions& options);

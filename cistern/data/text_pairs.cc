@@ -16,6 +16,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/random.h"
 #include "cistern/io/byte_source.h"
+#include "cistern/io/folder_files.h"
 #include "cistern/io/read_at.h"
 #include "cistern/io/table_reader.h"
 
@@ -35,6 +36,7 @@ class PairFile : public TextPairs {
     fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     CISTERN_CHECK(fd_ >= 0, "cannot read ", path, ": ", std::strerror(errno));
     try {
+      version_ = VersionOf(fd_, path_);
       Scan();
     } catch (...) {
       ::close(fd_);
@@ -55,6 +57,7 @@ class PairFile : public TextPairs {
     const Row& row = rows_[size_t(pair)];
     ReadText(row.first, std::min(limit, row.first_bytes), row.line, first);
     ReadText(row.second, std::min(limit, row.second_bytes), row.line, second);
+    CheckVersion(fd_, version_, path_);
   }
 
  private:
@@ -92,6 +95,7 @@ class PairFile : public TextPairs {
     }
     if (at > begin_) EndLine(at);
     hash_ = hash.Value();
+    CheckVersion(fd_, version_, path_);
     CISTERN_CHECK(!rows_.empty(), path_, " has no pairs",
                   skipped_ > 0 ? StrCat(" (", skipped_, " lines could not be read)") : "");
   }
@@ -155,6 +159,7 @@ class PairFile : public TextPairs {
   std::string path_;
   PairFileOptions options_;
   int fd_ = -1;
+  FileVersion version_;
   std::vector<Row> rows_;
   uint64_t hash_ = 0;
   int64_t skipped_ = 0;
@@ -224,20 +229,13 @@ class DocumentBuilder {
   std::unordered_set<uint64_t> seen_;
 };
 
-void ReadFolder(const std::string& path, DocumentBuilder* builder) {
-  std::vector<std::string> files;
-  std::error_code error;
-  for (auto it = fs::recursive_directory_iterator(path, error);
-       it != fs::recursive_directory_iterator(); it.increment(error)) {
-    CISTERN_CHECK(!error, "cannot read ", path, ": ", error.message());
-    const bool hidden = it->path().filename().string().starts_with(".");
-    if (hidden && it->is_directory()) it.disable_recursion_pending();
-    if (!hidden && it->is_regular_file()) files.push_back(it->path().string());
-  }
-  CISTERN_CHECK(!error, "cannot read ", path, ": ", error.message());
-  std::sort(files.begin(), files.end());
-  CheckNoTwins(files);
-  for (const std::string& file : files) {
+void ReadFolder(const std::string& path, DocumentBuilder* builder,
+                std::vector<std::string>* notes) {
+  FolderFiles found;
+  FindFiles(path, Folders::kSearch, &found);
+  found.Note(notes);
+  CheckNoTwins(found.paths);
+  for (const std::string& file : found.paths) {
     std::string text;
     for (ByteSource source(file); source.Append(&text);) {
     }
@@ -276,7 +274,7 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
   DocumentBuilder builder(options, &out);
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    ReadFolder(path, &builder);
+    ReadFolder(path, &builder, &out.notes);
   } else {
     TableOptions table_options;
     table_options.skip_bad = options.skip_bad;
@@ -285,8 +283,10 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
     for (std::vector<std::string> cells; table.Next(&cells);) builder.Add(cells[column]);
     out.skipped = table.skipped();
   }
+  std::string why;
+  for (const std::string& note : out.notes) why += "; " + note;
   CISTERN_CHECK(out.size() > 0, path, ": no documents of at least ", options.least_bytes,
-                " bytes in it (", out.too_short, " shorter ones)");
+                " bytes in it (", out.too_short, " shorter ones)", why);
   return out;
 }
 

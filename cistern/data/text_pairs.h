@@ -14,7 +14,8 @@ class TextPairs {
   virtual int64_t size() const = 0;
   virtual int Label(int64_t pair) const = 0;     // 0 or 1
   virtual int64_t Line(int64_t pair) const = 0;  // of the file, or the pair's number, from 1
-  // The first `limit` bytes of both texts. Safe from any thread.
+  // The first `limit` bytes of both texts. Error where the file has changed since it was opened.
+  // Safe from any thread.
   virtual void Read(int64_t pair, int64_t limit, std::string* first, std::string* second) const = 0;
   virtual uint64_t Hash() const = 0;    // XXH64 of what was read
   virtual int64_t skipped() const = 0;  // rows that could not be read
@@ -41,6 +42,7 @@ struct Documents {
   std::vector<int64_t> offsets = {0};
   int64_t too_short = 0, repeated = 0;  // those that were left out
   int64_t skipped = 0;                  // rows of a table that could not be read
+  std::vector<std::string> notes;       // of a folder: what in it was not read
 
   int64_t size() const { return int64_t(offsets.size() - 1) / 2; }
   std::string_view Half(int64_t document, int half) const {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -67,6 +68,21 @@ TEST(TextPairs, AanIsReadInPlace) {
   EXPECT_NE(OpenPairFile(folder / "other.tsv", {})->Hash(), hash);
   std::filesystem::resize_file(path, 100);
   ExpectSays(ErrorMessage([&] { texts(3, 4000); }), {":4:", "the file ends at byte"});
+}
+
+TEST(TextPairs, AFileThatChangedInPlaceIsAnError) {
+  const TestFolder folder;
+  const std::string path = folder / "p.tsv";
+  WriteBytes(path, "1\ta\tb\tfirst\tsecond\n");
+  const auto pairs = OpenPairFile(path, {});
+  std::string first, second;
+  pairs->Read(0, 40, &first, &second);
+  EXPECT_EQ(second, "second");
+  const auto modified = std::filesystem::last_write_time(path);
+  WriteBytes(path, "1\ta\tb\tother\tthings\n");  // of the same size
+  std::filesystem::last_write_time(path, modified + std::chrono::seconds(1));
+  ExpectSays(ErrorMessage([&] { pairs->Read(0, 40, &first, &second); }),
+             {"p.tsv changed after it was opened"});
 }
 
 TEST(TextPairs, ErrorsNameTheLine) {
@@ -146,12 +162,18 @@ TEST(TextPairs, HalvesOccurOnceWithEachLabel) {
   WriteGzip(folder / "docs/packed.txt.gz", Document(4));
   WriteBytes(folder / "docs/short.txt", "short");
   WriteBytes(folder / "docs/.hidden", Document(99));
+  std::filesystem::create_symlink(folder / "docs/deep", folder / "docs/linked");
+  std::filesystem::create_symlink("none", folder / "docs/gone");
   DocumentOptions options;
   options.limit = 40;
   const auto documents = std::make_shared<const Documents>(ReadDocuments(folder / "docs", options));
   ASSERT_EQ(documents->size(), 9);
   EXPECT_EQ(documents->repeated, 2);  // also where it is compressed
   EXPECT_EQ(documents->too_short, 1);
+  EXPECT_EQ(documents->notes,
+            (std::vector<std::string>{"skipped 1 hidden file: " + (folder / "docs/.hidden"),
+                                      "skipped 1 linked folder: " + (folder / "docs/linked"),
+                                      "skipped 1 broken link: " + (folder / "docs/gone")}));
   std::map<std::string, int> first_of, second_of;  // halves by the document that they are of
   for (int i = 0; i < 9; ++i) {
     const std::string text = Document(i);

@@ -34,6 +34,7 @@ std::vector<Json> ReadJsonl(const std::string& path);
 // from 1. "-" is standard input; a signal (base/interrupt.h) ends the wait for it.
 void ForEachJsonl(const std::string& path, const std::function<void(Json line, size_t number)>& f);
 
+// The lines of a text in memory, as ReadJsonl has those of a file; `name` is the path in messages.
 std::vector<Json> ParseJsonl(std::string_view text, const std::string& name);
 
 }  // namespace cistern

@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "cistern/base/error.h"
-#include "cistern/io/read_at.h"
 
 namespace cistern {
 namespace {
@@ -142,6 +141,7 @@ NpyFile::~NpyFile() { close(fd_); }
 void NpyFile::ReadHeader() {
   struct stat about {};
   CISTERN_CHECK(fstat(fd_, &about) == 0 && S_ISREG(about.st_mode), path_, " is no file");
+  version_ = VersionOf(fd_, path_);
   unsigned char start[12] = {};
   const auto bytes = int64_t(about.st_size);
   const int64_t there = std::min<int64_t>(bytes, sizeof(start));
@@ -211,6 +211,7 @@ void NpyFile::Read(int64_t begin, int64_t count, double* out) const {
     const int64_t n = std::min(kPiece, count - done), first = begin + done;
     buffer.resize(size_t(n * width_));
     ReadAt(fd_, data_ + first * width_, buffer.size(), buffer.data(), path_);
+    CheckVersion(fd_, version_, path_);
     const auto convert = [&](auto from) {
       Convert<decltype(from)>(buffer.data(), n, first, path_, out + done);
     };

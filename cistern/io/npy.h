@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "cistern/io/read_at.h"
+
 namespace cistern {
 
 class NpyFile {
@@ -23,8 +25,8 @@ class NpyFile {
   bool whole() const { return kind_ != 'f'; }  // integers or bools
   std::string ShapeText() const;               // "(3, 4)", as NumPy prints it
   // Numbers begin .. begin + count - 1 of the array as it lies in the file; integers beyond 2^53
-  // are rounded. NaN stays NaN. Error for an infinity, and where the file has become shorter. Safe
-  // from any thread.
+  // are rounded. NaN stays NaN. Error for an infinity, and where the file has changed since it was
+  // opened. Safe from any thread.
   void Read(int64_t begin, int64_t count, double* out) const;
 
  private:
@@ -33,6 +35,7 @@ class NpyFile {
 
   std::string path_;
   int fd_ = -1;
+  FileVersion version_;
   char kind_ = 'f';    // f, i, u, b
   int64_t width_ = 4;  // bytes of a number
   int64_t data_ = 0, size_ = 0;

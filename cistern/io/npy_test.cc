@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
@@ -101,6 +103,17 @@ TEST_F(NpyTest, RefusesWhatItDoesNotRead) {
   Says(ErrorMessage([&] { NpyFile file(folder_ / "b.npy"); }), "no .npy file");
   Says(ErrorMessage([&] { NpyFile file(folder_.path()); }), "is no file");
   Says(ErrorMessage([&] { NpyFile file(folder_ / "none.npy"); }), "cannot read");
+}
+
+TEST_F(NpyTest, RefusesAFileThatChangedInPlace) {
+  const std::string path = File(Header("<f4", "(2,)"), Raw<float>({1, 2}));
+  const NpyFile file(path);
+  double number = 0;
+  file.Read(1, 1, &number);
+  EXPECT_EQ(number, 2);
+  const auto modified = std::filesystem::last_write_time(path);
+  std::filesystem::last_write_time(path, modified + std::chrono::seconds(1));
+  Says(ErrorMessage([&] { file.Read(1, 1, &number); }), "a.npy changed after it was opened");
 }
 
 TEST_F(NpyTest, RefusesNumbersThatDoNotFit) {

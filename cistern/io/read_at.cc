@@ -1,5 +1,6 @@
 #include "cistern/io/read_at.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,6 +20,17 @@ void ReadAt(int fd, int64_t at, size_t bytes, void* out, const std::string& wher
                   bytes - done, " more");
     done += size_t(n);
   }
+}
+
+FileVersion VersionOf(int fd, const std::string& path) {
+  struct stat about {};
+  CISTERN_CHECK(::fstat(fd, &about) == 0, "cannot read ", path, ": ", std::strerror(errno));
+  return {int64_t(about.st_size), int64_t(about.st_mtim.tv_sec), int64_t(about.st_mtim.tv_nsec)};
+}
+
+void CheckVersion(int fd, const FileVersion& version, const std::string& path) {
+  CISTERN_CHECK(VersionOf(fd, path) == version, path,
+                " changed after it was opened; start again when it is complete");
 }
 
 }  // namespace cistern

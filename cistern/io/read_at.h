@@ -11,4 +11,13 @@ namespace cistern {
 // system's reason, or the byte at which the file ends.
 void ReadAt(int fd, int64_t at, size_t bytes, void* out, const std::string& where);
 
+// What tells whether an open file was changed in place: its size and its time of modification.
+struct FileVersion {
+  int64_t bytes = 0, seconds = 0, nanoseconds = 0;
+  bool operator==(const FileVersion&) const = default;
+};
+FileVersion VersionOf(int fd, const std::string& path);
+// Error where it is another one: what was read since then may be of two files. After the reads.
+void CheckVersion(int fd, const FileVersion& version, const std::string& path);
+
 }  // namespace cistern

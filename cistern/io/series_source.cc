@@ -1,6 +1,5 @@
 #include "cistern/io/series_source.h"
 
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -8,18 +7,6 @@
 #include "cistern/base/error.h"
 
 namespace cistern {
-
-std::string_view TrimmedCell(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t");
-  if (begin == text.npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
-
-bool ParseFinite(std::string_view text, double* value) {
-  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value);
-}
 
 bool FiniteInFloat(double value) { return std::isfinite(float(value)); }
 

@@ -89,10 +89,8 @@ bool IsNpyFile(const std::string& path);
 // Where the labels of a .npy file are.
 std::string NpyLabelsOf(const std::string& path);
 
-// What the readers share: without blanks at its ends; a finite number, else false; whether a value
-// is finite in float32, as models read it; such a value of a cell that may be missing, else false.
-std::string_view TrimmedCell(std::string_view text);
-bool ParseFinite(std::string_view text, double* value);
+// What the readers share beside io/table_reader.h: whether a value is finite in float32, as models
+// read it; such a value of a cell that may be missing, else false.
 bool FiniteInFloat(double value);
 bool ParseSeriesValue(std::string_view cell, bool empty_is_missing, double* value);
 

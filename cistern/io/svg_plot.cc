@@ -70,7 +70,7 @@ struct Axis {
 };
 
 // Powers of ten (of two, when all values are powers of two: sequence lengths), or 1-2-5 when the
-// range is short.
+// range is short; round values where the range lies between two of those.
 void LogTicks(const std::vector<double>& values, Axis* axis) {
   const bool binary =
       axis->max / axis->min <= 4096 && std::all_of(values.begin(), values.end(), [](double x) {
@@ -91,6 +91,9 @@ void LogTicks(const std::vector<double>& values, Axis* axis) {
       if (x >= axis->min * (1 - 1e-9) && x <= axis->max * (1 + 1e-9)) axis->ticks.push_back(x);
     }
   }
+  if (axis->ticks.size() > 1) return;
+  axis->ticks = NiceTicks(axis->min, axis->max, 5);
+  std::erase_if(axis->ticks, [&](double x) { return x < axis->min || x > axis->max; });
 }
 
 Axis MakeAxis(const std::vector<double>& values, bool log, bool nice, int ticks) {

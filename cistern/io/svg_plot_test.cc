@@ -75,6 +75,26 @@ TEST(SvgPlot, Dots) {
   RenderSvg(DotChart{});
 }
 
+// Where no power of ten, nor twice or five times one, lies among the values, or only one does.
+TEST(SvgPlot, AShortLogarithmicAxisHasTicks) {
+  for (const auto& points : std::vector<std::vector<double>>{
+           {95752, 99336}, {2.1, 4.9}, {9, 11}, {0.00021, 0.00022}, {1000, 1000.2}}) {
+    LineChart chart;
+    chart.series = {{"a", points, points}};
+    chart.log_x = chart.log_y = true;
+    const std::string svg = RenderSvg(chart);
+    EXPECT_GE(Count(svg, "text-anchor=\"end\""), 2u) << svg;     // of y
+    EXPECT_GE(Count(svg, "text-anchor=\"middle\""), 2u) << svg;  // of x
+  }
+  LineChart chart;
+  chart.series = {{"a", {1, 2}, {95752, 99336}}};
+  chart.log_y = true;
+  const std::string svg = RenderSvg(chart);
+  for (const char* tick : {">96000<", ">97000<", ">98000<", ">99000<"})
+    EXPECT_EQ(Count(svg, tick), 1u) << tick;
+  EXPECT_EQ(Count(svg, ">95000<") + Count(svg, ">100000<") + Count(svg, ">100k<"), 0u);
+}
+
 TEST(SvgPlot, OddInput) {
   const double inf = std::numeric_limits<double>::infinity(), huge = 1e308;
   for (const bool log : {false, true}) {

@@ -1,7 +1,10 @@
 #include "cistern/io/table_reader.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
+#include <map>
 #include <utility>
 
 #include "cistern/base/error.h"
@@ -52,7 +55,65 @@ std::string CellOf(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// Whether it may be a whole number beyond 64 bits, which Json rounds.
+bool MayBeRounded(const Json& value) {
+  return value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63;
+}
+
+// Such numbers of an object's own keys, as they are written.
+class LongIntegers : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  std::map<std::string, std::string> found;  // by key
+
+  bool number_float(number_float_t, const string_t& written) override {
+    if (depth_ == 1 && written.find_first_of(".eE") == written.npos) found[key_] = written;
+    return true;
+  }
+  bool key(string_t& key) override {
+    if (depth_ == 1) key_ = key;
+    return true;
+  }
+  bool start_object(size_t) override { return Open(); }
+  bool end_object() override { return Close(); }
+  bool start_array(size_t) override { return Open(); }
+  bool end_array() override { return Close(); }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(size_t, const std::string&, const nlohmann::json::exception&) override {
+    return false;
+  }
+
+ private:
+  bool Open() { return ++depth_ > 0; }
+  bool Close() { return --depth_ >= 0; }
+
+  int depth_ = 0;
+  std::string key_;
+};
+
 }  // namespace
+
+std::string_view TrimmedCell(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  if (begin == text.npos) return "";
+  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
+}
+
+bool ParseFinite(std::string_view text, double* value) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  if (end != text.data() + text.size()) return false;
+  if (error == std::errc::result_out_of_range) {  // also where it rounds to 0
+    *value = std::strtod(std::string(text).c_str(), nullptr);
+  } else if (error != std::errc()) {
+    return false;
+  }
+  return std::isfinite(*value);
+}
 
 const EnumNames<TableOptions::Header>& TableHeaders() {
   using Header = TableOptions::Header;
@@ -174,13 +235,18 @@ void TableReader::ReadJson(const std::string& line, std::vector<std::string>* ce
   if (columns_.empty()) {
     for (const auto& [key, value] : row.items()) columns_.push_back(key);
   }
+  LongIntegers integers;
+  if (std::any_of(row.begin(), row.end(), MayBeRounded)) nlohmann::json::sax_parse(line, &integers);
   cells->assign(columns_.size(), "");
   for (const auto& [key, value] : row.items()) {
     const auto at = std::find(columns_.begin(), columns_.end(), key);
     CISTERN_ROW_CHECK(at != columns_.end() || !options_.all_columns, path(), ":", row_line_,
                       ": the first row, whose keys are the columns, has no '", key,
                       "'; put it there, with null");
-    if (at != columns_.end()) (*cells)[size_t(at - columns_.begin())] = CellOf(value);
+    if (at == columns_.end()) continue;
+    const auto integer = integers.found.find(key);
+    (*cells)[size_t(at - columns_.begin())] =
+        integer == integers.found.end() ? CellOf(value) : integer->second;
   }
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cistern/io/fields.h"
@@ -42,9 +43,10 @@ class TableReader {
   // What to say besides where a column is asked for and a first line without a name in its first
   // cell may be a row; else empty.
   std::string HeaderHint() const;
-  // The next row's cells in the order of columns(); false at the end. Numbers and true/false of
-  // JSON are as written; a missing key or null is an empty cell. Error "data.tsv:12: ..." where a
-  // row has another number of cells or is not valid, unless skip_bad.
+  // The next row's cells in the order of columns(); false at the end. Integers of JSON are as
+  // written, whatever their size, other numbers in their shortest form; a missing key or null is
+  // an empty cell. Error "data.tsv:12: ..." where a row has another number of cells or is not
+  // valid, unless skip_bad.
   bool Next(std::vector<std::string>* cells);
   int64_t line() const { return row_line_; }  // where the last row begins
   int64_t skipped() const { return skipped_; }
@@ -68,5 +70,10 @@ class TableReader {
   std::optional<std::string> ahead_;  // a line that was read already, behind `empty_` empty ones
   int64_t empty_ = 0;
 };
+
+// What readers of numbers share: a cell without blanks at its ends; a finite decimal number (one
+// below the smallest double is 0), else false.
+std::string_view TrimmedCell(std::string_view text);
+bool ParseFinite(std::string_view text, double* value);
 
 }  // namespace cistern

@@ -183,6 +183,37 @@ TEST(TableReader, EmptyCellsOfOneColumn) {
   EXPECT_EQ(ReadAll(two).size(), 2u);
 }
 
+TEST(TableReader, IntegersOfJsonAreAsWritten) {
+  const TestFolder folder;
+  WriteText(folder / "a.jsonl",
+            "{\"x\": 12345678901234567890123, \"y\": 1}\n"
+            "{\"x\": 12345678901234567890124, \"y\": [-99999999999999999999]}\n"
+            "{\"x\": -99999999999999999999, \"y\": 18446744073709551615}\n"
+            "{\"x\": 1e22, \"y\": 2.50}\n");
+  TableReader table(folder / "a.jsonl");
+  const auto rows = ReadAll(table);
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0], (Cells{"12345678901234567890123", "1"}));
+  EXPECT_EQ(rows[1][0], "12345678901234567890124");
+  EXPECT_EQ(rows[2], (Cells{"-99999999999999999999", "18446744073709551615"}));
+  EXPECT_EQ(rows[3], (Cells{"1e+22", "2.5"}));
+}
+
+TEST(TableReader, FiniteNumbers) {
+  const auto number = [](std::string_view text) {
+    double value = 0;
+    return ParseFinite(TrimmedCell(text), &value) ? std::optional(value) : std::nullopt;
+  };
+  EXPECT_EQ(number(" 2"), 2);
+  EXPECT_EQ(number("2\t "), 2);
+  EXPECT_EQ(number("+2.5e1"), 25);
+  EXPECT_EQ(number("1e-310"), 1e-310);
+  EXPECT_EQ(number("1e-400"), 0);
+  EXPECT_EQ(number("-1e-400"), 0);
+  for (const char* text : {"", " ", "1e400", "-1e400", "0x10", "nan", "inf", "2 3", "1e-400x"})
+    EXPECT_EQ(number(text), std::nullopt) << text;
+}
+
 TEST(TableReader, KeysThatTheFirstRowLacks) {
   const TestFolder folder;
   WriteText(folder / "a.jsonl", "{\"x\": 1}\n{\"x\": 2, \"y\": 3}\n{\"x\": 4}\n");

@@ -1,6 +1,5 @@
 // What the cells of a row become: tokens of its texts or numbers, and a target.
 #include <algorithm>
-#include <cmath>
 
 #include "cistern/base/error.h"
 #include "cistern/base/progress.h"
@@ -13,13 +12,8 @@ namespace {
 constexpr char kBetweenTexts[] = "\x1e";
 
 double NumberOf(const std::string& text, const std::string& where, const std::string& what) {
-  size_t used = 0;
-  double value = std::nan("");
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-  }
-  CISTERN_CHECK(used == text.size() && std::isfinite(value), where, ": expected a number as ", what,
+  double value = 0;
+  CISTERN_CHECK(ParseFinite(TrimmedCell(text), &value), where, ": expected a number as ", what,
                 ", got '", text.substr(0, 40), "'");
   return value;
 }

@@ -12,6 +12,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/checked_json.h"
 
 namespace cistern {
@@ -156,6 +157,7 @@ std::vector<LabelledRow> ClassifyTask::ReadRows(const std::string& path, const c
     bar.Update(source->done());
   }
   skipped_ += source->skipped();
+  folder_notes_.insert(folder_notes_.end(), source->notes().begin(), source->notes().end());
   CISTERN_CHECK(!rows.empty(), path, " has no rows");
   return rows;
 }
@@ -323,6 +325,7 @@ void ClassifyTask::Prepare() {
   if (std::string alike = AlikeClasses(classes_); !alike.empty())
     notes_.push_back(std::move(alike));
   if (empty_ > 0) notes_.push_back(StrCat(empty_, " training rows have an empty text"));
+  notes_.insert(notes_.end(), folder_notes_.begin(), folder_notes_.end());
   if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
   order_ = options_.group_by_length ? std::make_unique<ShuffledOrder>(std::move(lengths))
                                     : std::make_unique<ShuffledOrder>(train_.size());
@@ -451,7 +454,9 @@ class ClassifyTask::FileReader : public BatchReader {
         path_(path),
         source_(OpenRows(path, task.columns_, task.table_options(), labelled)),
         labelled_(labelled),
-        rows_(rows > 0 ? rows : 32) {}
+        rows_(rows > 0 ? rows : 32) {
+    for (const std::string& note : source_->notes()) Note(note);
+  }
   std::optional<Batch> Next() override {
     std::vector<LabelledRow> rows;
     for (LabelledRow row; int64_t(rows.size()) < rows_ &&

@@ -105,7 +105,7 @@ class ClassifyTask : public Task {
   Examples train_, valid_, test_;
   std::unique_ptr<ShuffledOrder> order_;
   int64_t skipped_ = 0, empty_ = 0;
-  std::vector<std::string> notes_;
+  std::vector<std::string> notes_, folder_notes_;  // folder_notes_: what of them was not read
 };
 
 }  // namespace cistern

@@ -232,6 +232,23 @@ TEST(Classify, NumbersAndRegression) {
   EXPECT_LT(m["r2"].get<double>(), 0.01);
 }
 
+TEST(Classify, NumbersAreDecimalWhateverTheirSize) {
+  const TestFolder folder;
+  const std::string path = folder / "n.csv";
+  const auto message = [&](const std::string& cell) {
+    std::string table = "a,y\n" + cell + ",0\n";
+    for (int i = 0; i < 40; ++i) table += StrCat(i, ",", i % 2, "\n");
+    WriteText(path, table);
+    ClassifyTask::Options o = Options(path);
+    o.input = ClassifyTask::Input::kNumbers, o.label_column = "y", o.bins = 4;
+    return ErrorMessage([&] { ClassifyTask(o, "").Prepare(); });
+  };
+  for (const char* cell : {"1e-310", "1e-400", " 2", "2 ", "+2"})
+    EXPECT_EQ(message(cell), "no error") << cell;
+  for (const char* cell : {"0x10", "1e400", "nan", "2x"})
+    EXPECT_EQ(message(cell), path + ":2: expected a number as column a, got '" + cell + "'");
+}
+
 TEST(Classify, FoldersOfClasses) {
   const TestFolder folder;
   for (const char* c : {"ham", "spam"}) {
@@ -239,9 +256,11 @@ TEST(Classify, FoldersOfClasses) {
     for (int i = 0; i < 10; ++i)
       WriteText(folder / "mail" + "/" + c + "/" + std::to_string(i) + ".txt", std::string(c) + "!");
   }
+  std::filesystem::create_directories(folder / "mail/ham/more");
   ClassifyTask task(Options(folder / "mail"), "");
   task.Prepare();
   EXPECT_EQ(task.DataSummary()["classes"]["ham"], 8);
+  EXPECT_NE(task.DataSummary()["notes"].dump().find("skipped 1 folder: "), std::string::npos);
   EXPECT_EQ(&TaskOfData(folder / "mail"), &FindTask("classify"));
 }
 

@@ -5,6 +5,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/byte_source.h"
+#include "cistern/io/folder_files.h"
 #include "cistern/io/json_text.h"
 
 namespace cistern {
@@ -58,14 +59,19 @@ class FolderRows : public RowSource {
  public:
   explicit FolderRows(const std::string& path) {
     const bool reviews = fs::is_directory(path + "/pos") && fs::is_directory(path + "/neg");
+    FolderFiles found;
     for (const auto& entry : fs::directory_iterator(path)) {
+      if (!IsHidden(entry) && entry.is_symlink() && !entry.exists())
+        found.broken.Add(entry.path().string());
       if (!IsClass(entry) || (reviews && entry.path().filename() == "unsup")) continue;
-      for (const auto& file : fs::directory_iterator(entry.path())) {
-        if (file.is_regular_file() && !IsHidden(file)) files_.push_back(file.path());
-      }
+      FindFiles(entry.path().string(), Folders::kSkip, &found);
     }
+    found.Note(&notes_);
+    files_.assign(found.paths.begin(), found.paths.end());
     std::sort(files_.begin(), files_.end());
-    CISTERN_CHECK(!files_.empty(), path, ": no files in its folders");
+    std::string why;
+    for (const std::string& note : notes_) why += "; " + note;
+    CISTERN_CHECK(!files_.empty(), path, ": no files in its folders", why);
     CheckNoTwins({files_.begin(), files_.end()});
   }
   bool Next(LabelledRow* row) override {

@@ -30,10 +30,14 @@ class RowSource {
   virtual int64_t skipped() const { return 0; }
   virtual int64_t done() const = 0;  // of total(), for progress
   virtual int64_t total() const = 0;
+  const std::vector<std::string>& notes() const { return notes_; }  // of a folder: what is not read
+
+ protected:
+  std::vector<std::string> notes_;
 };
 
 // A folder that holds folders: each file in one of them, plain, .gz or .xz, is a row, its label the
-// folder's name; hidden ones are left out.
+// folder's name; hidden ones, folders in it and links that lead nowhere are left out with a note.
 // Beside `pos` and `neg`, aclImdb's folder `unsup` of reviews without a label is left out.
 bool IsClassFolder(const std::string& path);
 // A folder that holds two such folders, `train` and `test`, as aclImdb does.

@@ -47,6 +47,24 @@ TEST(LabelledRows, HiddenFoldersAreNoClasses) {
   EXPECT_EQ(TextsAndLabels(folder / "mail"), (Pairs{{"one", "ham"}, {"two", "spam"}}));
 }
 
+TEST(LabelledRows, WhatIsNotReadOfAFolderIsNoted) {
+  const TestFolder folder;
+  const std::string mail = folder / "mail";
+  WriteText(mail + "/ham/1.txt", "one");
+  WriteText(mail + "/ham/more/2.txt", "none");
+  WriteText(mail + "/spam/1.txt", "two");
+  std::filesystem::create_symlink(mail + "/ham/1.txt", mail + "/spam/2.txt");
+  std::filesystem::create_symlink("none", mail + "/spam/3.txt");
+  std::filesystem::create_symlink("none", mail + "/third");
+  EXPECT_EQ(TextsAndLabels(mail), (Pairs{{"one", "ham"}, {"two", "spam"}, {"one", "spam"}}));
+  const std::vector<std::string> notes = OpenRows(mail, {}, {}, true)->notes();
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[0], "skipped 1 folder: " + mail + "/ham/more");
+  EXPECT_NE(notes[1].find("skipped 2 broken links: "), std::string::npos) << notes[1];
+  EXPECT_NE(notes[1].find(mail + "/spam/3.txt"), std::string::npos) << notes[1];
+  EXPECT_NE(notes[1].find(mail + "/third"), std::string::npos) << notes[1];
+}
+
 TEST(LabelledRows, PandasIndexIsNoInput) {
   const TestFolder folder;
   WriteText(folder / "a.csv", ",said,spam\n0,some text,yes\n1,more,no\n");

@@ -92,7 +92,12 @@ std::string CacheFolder(const std::string& asked) {
     folder = xdg && *xdg ? std::string(xdg) + "/cistern"
                          : StrCat(home && *home ? home : "/tmp", "/.cache/cistern");
   }
-  EnsureDirectory(folder);
+  try {
+    EnsureDirectory(folder);
+  } catch (const Error& e) {
+    Fail("no cache for tokens and generated data: ", e.what(),
+         "; --set task.cache=FOLDER or XDG_CACHE_HOME names another place");
+  }
   return folder;
 }
 

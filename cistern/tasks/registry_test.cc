@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
+#include "cistern/ops/testing.h"
+#include "cistern/tasks/cache.h"
 #include "cistern/tasks/task.h"
 
 namespace cistern {
@@ -28,6 +31,13 @@ TEST(Tasks, DefaultsAndMechanismsFit) {
           << info->name << " " << mechanism;
     }
   }
+}
+
+TEST(Cache, AFolderThatCannotBeMadeIsSaidToBeTheCache) {
+  const TestFolder folder;
+  WriteFileAtomically(folder / "file", "");
+  const std::string message = ErrorMessage([&] { CacheFolder(folder / "file/cache"); });
+  testing::ExpectContains(message, {"cache", folder / "file/cache", "--set task.cache=FOLDER"});
 }
 
 TEST(Tasks, OptionsMayLeaveTheirGroupAway) {

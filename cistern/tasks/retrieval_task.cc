@@ -132,6 +132,7 @@ int64_t RetrievalTask::PairDocuments() {
     splits_[i] = HalvesOf(documents, std::move(chosen[i]), uint64_t(options_.split_seed));
   notes_.push_back(
       StrCat("pairs of halves of ", count, " documents: those of one match, those of two do not"));
+  notes_.insert(notes_.end(), documents->notes.begin(), documents->notes.end());
   if (documents->too_short + documents->repeated > 0)
     notes_.push_back(StrCat(documents->too_short, " documents of fewer than 64 bytes and ",
                             documents->repeated, " repeated ones were left out"));

@@ -8,6 +8,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/io/folder_files.h"
 #include "cistern/text/utf8.h"
 
 namespace cistern {
@@ -17,7 +18,6 @@ namespace {
 constexpr int64_t kLook = 64 << 10;                    // bytes in which a NUL means binary
 constexpr int64_t kNear = 4 << 10;                     // how far a line start may lie from a split
 constexpr int64_t kParts = 20, kLeastBlock = 8 << 10;  // of a spread split; bytes of a block
-constexpr size_t kNamed = 5;  // skipped files that are named; the rest are counted
 
 std::FILE* OpenForReading(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "rb");
@@ -48,43 +48,6 @@ int64_t ModifiedAt(const std::string& path) {
   return int64_t(fs::last_write_time(path, ignored).time_since_epoch().count());
 }
 
-struct Skipped {
-  std::string what;
-  std::vector<std::string> paths;
-  size_t count = 0;
-  void Add(const std::string& path) {
-    if (count++ < kNamed) paths.push_back(path);
-  }
-  void Note(std::vector<std::string>* notes) const {
-    if (count == 0) return;
-    std::string note = StrCat("skipped ", count, " ", what, count == 1 ? " file: " : " files: ");
-    for (size_t i = 0; i < paths.size(); ++i) note += (i ? ", " : "") + paths[i];
-    if (count > paths.size()) note += StrCat(" and ", count - paths.size(), " more");
-    notes->push_back(note);
-  }
-};
-
-// Regular files below `folder` by path, with hidden ones (and all of a hidden folder) left out.
-std::vector<std::string> FilesBelow(const std::string& folder, Skipped* hidden) {
-  std::vector<std::string> found;
-  std::error_code error;
-  fs::recursive_directory_iterator entry(folder, error), end;
-  CISTERN_CHECK(!error, "cannot read folder ", folder, ": ", error.message());
-  while (entry != end) {
-    const std::string path = entry->path().string(), name = entry->path().filename().string();
-    if (name.starts_with('.')) {
-      hidden->Add(path);
-      if (entry->is_directory(error)) entry.disable_recursion_pending();
-    } else if (entry->is_regular_file(error)) {
-      found.push_back(path);
-    }
-    entry.increment(error);
-    CISTERN_CHECK(!error, "cannot read folder ", folder, " near ", path, ": ", error.message());
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
 }  // namespace
 
 TextSource::TextSource(const std::string& path) : path_(path) {
@@ -104,9 +67,13 @@ TextSource::TextSource(const std::string& path) : path_(path) {
     add(path, bytes);
     return;
   }
+  CISTERN_CHECK(!fs::is_fifo(status), path,
+                " is a pipe, and a text is read several times; write it to a file, and give that");
   CISTERN_CHECK(fs::is_directory(status), path, " is neither a file nor a folder");
-  Skipped hidden{"hidden", {}}, binary{"binary", {}}, empty{"empty", {}};
-  for (const std::string& file : FilesBelow(path, &hidden)) {
+  FolderFiles found;
+  FindFiles(path, Folders::kSearch, &found);
+  Skipped binary("binary file"), empty("empty file");
+  for (const std::string& file : found.paths) {
     const int64_t bytes = int64_t(fs::file_size(file));
     if (bytes == 0) {
       empty.Add(file);
@@ -116,7 +83,7 @@ TextSource::TextSource(const std::string& path) : path_(path) {
       add(file, bytes);
     }
   }
-  hidden.Note(&notes_);
+  found.Note(&notes_);
   binary.Note(&notes_);
   empty.Note(&notes_);
   std::string why;

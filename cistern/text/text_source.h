@@ -30,8 +30,8 @@ class TextSource {
   // Looks at the files and at the first 64 KiB of each, no more. An Error when the path is missing,
   // unreadable or neither file nor folder; when a file is empty, compressed (gzip, xz, zstd) or
   // looks binary (a NUL byte); when a folder holds no text. In a folder hidden, empty and binary
-  // files (compressed ones among them) are skipped with a note; an
-  // unreadable one is an Error. Symbolic links to folders are not followed.
+  // files (compressed ones among them), links to folders and links that lead nowhere are skipped
+  // with a note; an unreadable file is an Error.
   explicit TextSource(const std::string& path);
 
   const std::string& path() const { return path_; }

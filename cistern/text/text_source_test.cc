@@ -76,6 +76,20 @@ TEST_F(TextSourceTest, AFolderIsOneTextInOrderOfPaths) {
   EXPECT_EQ(source.notes()[2], "skipped 1 empty file: " + folder_ + "/empty");
 }
 
+TEST_F(TextSourceTest, LinksAreReadOrNoted) {
+  const std::string big = Write("big/1.txt", "big"), folder = folder_ + "/texts";
+  Write("texts/a.txt", "a");
+  fs::create_symlink(big, folder + "/b.txt");
+  fs::create_symlink("../big", folder + "/rest");
+  fs::create_symlink("none", folder + "/gone.txt");
+  const TextSource source(folder);
+  EXPECT_EQ(All(source, 10), "abig");
+  EXPECT_EQ(source.notes(), (std::vector<std::string>{
+                                "skipped 1 linked folder: " + folder + "/rest",
+                                "skipped 1 broken link: " + folder + "/gone.txt",
+                            }));
+}
+
 TEST_F(TextSourceTest, WhatCannotBeText) {
   EXPECT_EQ(ErrorOf(folder_ + "/none"), folder_ + "/none does not exist");
   EXPECT_EQ(ErrorOf(Write("e", "")), folder_ + "/e is empty; text is expected");
@@ -93,6 +107,11 @@ TEST_F(TextSourceTest, WhatCannotBeText) {
     fs::remove(path);
   }
   EXPECT_EQ(ErrorOf("/dev/null"), "/dev/null is neither a file nor a folder");
+  ASSERT_EQ(mkfifo((folder_ + "/pipe").c_str(), 0600), 0);
+  EXPECT_EQ(ErrorOf(folder_ + "/pipe"), folder_ +
+                                            "/pipe is a pipe, and a text is read several "
+                                            "times; write it to a file, and give that");
+  fs::remove(folder_ + "/pipe");
   fs::remove(folder_ + "/e");
   EXPECT_NE(ErrorOf(folder_).find("holds no text files; skipped 1 binary file"), std::string::npos)
       << ErrorOf(folder_);
