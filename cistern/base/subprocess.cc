@@ -18,7 +18,21 @@
 
 namespace cistern {
 
-std::string ThisProgram() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+namespace {
+
+// The running program, also where its file has been replaced or removed since it was started.
+constexpr char kSelf[] = "/proc/self/exe";
+
+}  // namespace
+
+std::string ThisProgram() {
+  constexpr std::string_view kDeleted = " (deleted)";  // the kernel's word for a file that is gone
+  std::string path = std::filesystem::read_symlink(kSelf).string();
+  std::error_code ignored;
+  if (path.ends_with(kDeleted) && !std::filesystem::exists(path, ignored))
+    path.resize(path.size() - kDeleted.size());
+  return path;
+}
 
 std::string ShellWord(const std::string& word) {
   constexpr std::string_view kPlain = "_-./=,:+@%";
@@ -34,6 +48,11 @@ std::string ShellWord(const std::string& word) {
 ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments,
                          const std::string& errors) {
   constexpr int kNotStarted = 127;
+  std::error_code ignored;
+  // By its path where it is there: top and killall know it by that name.
+  const bool replaced =
+      program == ThisProgram() && !std::filesystem::equivalent(program, kSelf, ignored);
+  const std::string file = replaced ? kSelf : program;
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
@@ -57,7 +76,7 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
     if (log >= 0) dup2(log, STDERR_FILENO);
     close(fds[0]);
     close(fds[1]);
-    execv(program.c_str(), argv.data());
+    execv(file.c_str(), argv.data());
     _exit(kNotStarted);
   }
   close(fds[1]);

@@ -45,7 +45,7 @@ int64_t BestOf(const Criterion& c, May&& may) {
 
 std::string Said(const Criterion& c, double value) {
   if (c.name == "memory" || c.name == "state") return ByteCount(value);
-  if (c.name == "speed") return Thousands(int64_t(value)) + " tokens/s";
+  if (c.name == "speed") return Thousands(std::llround(value)) + " tokens/s";
   if (c.name == "decoding") return Fixed(value, 3) + " ms per token";
   return StrCat(Significant(value, 4), " ", c.label);
 }

@@ -22,11 +22,12 @@ struct DiffSettings {
 };
 
 // A row is faster or slower where the ratio of the medians is further from 1 than the threshold and
-// than both spreads together (the distance of the quartiles of each, relative), and the quartiles
-// do not overlap. Rows are matched by what they measured, with any_machine without the number of
-// threads and the SIMD target where these are those of the record's machine; those of a record that
-// measured on a busy machine say so in their note. UsageError where the records are of different
-// kinds, or of different machines (machine.h) without any_machine.
+// than the root of the sum of the squares of both spreads (the distance of the quartiles of each,
+// relative), and the quartiles do not overlap. Rows are matched by what they measured, with
+// any_machine without the number of threads and the SIMD target where these are those of the
+// record's machine; those of a record that measured on a busy machine say so in their note.
+// UsageError where the records are of different kinds, or of different machines (machine.h) without
+// any_machine.
 std::vector<Change> Diff(const Record& before, const Record& after, const DiffSettings& settings);
 
 HtmlTable DiffTable(const std::vector<Change>& changes);

@@ -2,7 +2,6 @@
 // `cistern bench model`: a whole model on made-up tokens: training steps, decoding, memory.
 #include <memory>
 
-#include "cistern/bench/profile.h"
 #include "cistern/bench/record.h"
 #include "cistern/models/classifier.h"
 #include "cistern/models/language_model.h"

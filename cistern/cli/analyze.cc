@@ -285,19 +285,175 @@ Figures Together(const AnalysisInfo& info, const std::vector<Opened>& all) {
   return info.compare && models.size() > 1 ? info.compare(models) : Figures();
 }
 
-int RunAnalyze(const AnalyzeCommand& c) {
-  if (c.list) return PrintAnalyses();
-  ApplyCommon(c.common);
+// What the command leaves: the page, the figures beside it, their list, and what is printed.
+class Output {
+ public:
+  // first: a model that shows something, whose rows are named; complete: no model was interrupted.
+  Output(const AnalyzeCommand& c, const std::vector<Opened>& all, const Inside& first,
+         bool complete);
+  // One analysis of each model that it looked at, one after the other, then of all together.
+  void Add(const AnalysisInfo& info);
+  void Finish();
+
+ private:
+  // With the figures that are there by now.
+  void WriteIndex(bool complete);
+  void Heading(const AnalysisInfo& info, const std::string& of);
+  void AddModel(const AnalysisInfo& info, const Inside& in, size_t i);  // in.wanted[i] is `info`
+  std::vector<std::string> WriteModel(const AnalysisInfo& info, const Inside& in, size_t i);
+  void AddTogether(const AnalysisInfo& info);
+  // As a part of the results, or in words.
+  void Print(const AnalysisInfo& info, const std::string& of, const Figures& figures, Json* part);
+
+  const AnalyzeCommand& c_;
+  const std::vector<Opened>& all_;
+  HtmlReport page_;
+  Json index_, results_ = Json::object();
+  bool complete_;
+  bool headed_ = false;  // the page has the title of the analysis
+};
+
+std::string DataOf(const AnalyzeCommand& c) {
+  std::string data = c.data.empty() ? "its own data, " + c.split : "";
+  for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
+  return data;
+}
+
+std::string TitleOf(const AnalyzeCommand& c) {
+  std::string title = "Inside " + c.folder;
+  for (const std::string& folder : c.beside) title += ", " + folder;
+  return title;
+}
+
+Output::Output(const AnalyzeCommand& c, const std::vector<Opened>& all, const Inside& first,
+               bool complete)
+    : c_(c),
+      all_(all),
+      page_(TitleOf(c),
+            StrCat(first.summary, all.size() > 1 ? " and others" : "", "; ", first.done.rows,
+                   " rows of ", DataOf(c), complete ? "" : ", then interrupted")),
+      index_({{"model", c.folder},
+              {"data", DataOf(c)},
+              {"rows", first.done.rows},
+              {"complete", complete},
+              {"dtype", c.common.dtype}}),
+      complete_(complete) {
+  index_.update(first.done.facts);
+  WriteIndex(false);  // before the first figure: where one cannot be written, the folder is ours
+}
+
+void Output::WriteIndex(bool complete) {
+  index_["complete"] = complete;
+  WriteCheckedJson(c_.out + "/" + kIndex, index_);
+}
+
+void Output::Heading(const AnalysisInfo& info, const std::string& of) {
+  if (!headed_) page_.Heading(info.title).Paragraph(info.summary);
+  headed_ = true;
+  if (!of.empty()) page_.Heading(info.title + ": " + of);
+}
+
+void Output::Print(const AnalysisInfo& info, const std::string& of, const Figures& figures,
+                   Json* part) {
+  if (c_.common.json) {
+    (*part)[info.name] = figures.ToJson();
+  } else {
+    std::printf("%s%s\n%s\n", info.title.c_str(), of.empty() ? "" : (": " + of).c_str(),
+                figures.Plain().c_str());
+  }
+}
+
+void Output::Add(const AnalysisInfo& info) {
+  headed_ = false;
+  for (const Opened& o : all_) {
+    for (size_t i = 0; i < o.inside.wanted.size(); ++i) {
+      if (o.inside.wanted[i] == &info) AddModel(info, o.inside, i);
+    }
+  }
+  AddTogether(info);
+  WriteIndex(false);
+}
+
+void Output::AddModel(const AnalysisInfo& info, const Inside& in, size_t i) {
+  Heading(info, in.label);
+  Json& of_model = in.label.empty() ? index_ : index_["models"][in.label];
+  if (!in.label.empty()) of_model["model"] = in.folder, of_model["rows"] = in.done.rows;
+  if (!in.left_out[i].empty()) {
+    page_.Paragraph("Left out: " + in.left_out[i]);
+    of_model["left_out"][info.name] = in.left_out[i];
+    return;
+  }
+  of_model["analyses"][info.name] = {{"options", in.options[i]},
+                                     {"files", WriteModel(info, in, i)}};
+  Print(info, in.label, in.figures[i], in.label.empty() ? &results_ : &results_[in.label]);
+}
+
+// The figures of one model on the page and in files, with their curves over training: the names.
+std::vector<std::string> Output::WriteModel(const AnalysisInfo& info, const Inside& in, size_t i) {
+  const std::string folder = in.label.empty() ? c_.out : c_.out + "/" + in.label;
+  EnsureDirectory(folder);
+  std::vector<std::string> files = in.figures[i].Write(folder, info.name);
+  in.figures[i].AddTo(page_);
+  if (const Figures curves = OverTraining(in.folder, info.name); !curves.tables().empty()) {
+    curves.AddTo(page_);
+    for (const std::string& file : curves.Write(folder, info.name + "-log")) files.push_back(file);
+  }
+  return files;
+}
+
+void Output::AddTogether(const AnalysisInfo& info) {
+  Figures together;
+  try {
+    together = Together(info, all_);
+  } catch (const Error& e) {
+    if (!LeavesOut(c_, info, e)) throw;
+    Heading(info, "all models");
+    page_.Paragraph(StrCat("Left out: ", e.what()));
+    index_["left_out"][info.name] = e.what();
+    Note(StrCat(info.name, " of all models together is left out: ", e.what()));
+  }
+  if (together.tables().empty()) return;
+  Heading(info, "all models");
+  together.AddTo(page_);
+  index_["together"][info.name]["files"] = together.Write(c_.out, info.name + "-together");
+  Print(info, "all models", together, &results_["together"]);
+}
+
+void Output::Finish() {
+  const std::string report = c_.out + "/report.html";
+  page_.Write(report);
+  WriteIndex(complete_);
+  if (c_.common.json) {
+    index_["report"] = report;
+    index_["results"] = std::move(results_);
+    std::printf("%s\n", JsonLine(index_).c_str());
+  } else {
+    std::printf("report: %s\n", report.c_str());
+  }
+}
+
+void Check(const AnalyzeCommand& c) {
   if (c.folder.empty()) FailUsage("name the folder of a trained model (cistern analyze --help)");
   if (c.out.empty()) FailUsage("--out FOLDER: where the report and the figures go");
   if (c.rows < 0) FailUsage("--rows must be 0 (all) or above, got ", c.rows);
   if (c.batch < 0) FailUsage("--batch must be 0 (8 rows) or above, got ", c.batch);
   if (c.length < 0) FailUsage("--length must be 0 (as in training) or above, got ", c.length);
   CheckOut(c.out);
+}
+
+std::vector<Opened> OpenAll(const AnalyzeCommand& c) {
   std::vector<Opened> all;
   all.push_back(Open(c, c.folder));
   for (const std::string& folder : c.beside) all.push_back(Open(c, folder));
   Label(&all);
+  return all;
+}
+
+int RunAnalyze(const AnalyzeCommand& c) {
+  if (c.list) return PrintAnalyses();
+  ApplyCommon(c.common);
+  Check(c);
+  std::vector<Opened> all = OpenAll(c);
   const MadeFolder folder(c.out);
   const FileLock lock(c.out + "/" + kLock, "the analysis in " + c.out);
   const Earlier earlier = EarlierFigures(c.out);
@@ -310,106 +466,17 @@ int RunAnalyze(const AnalyzeCommand& c) {
       return 130;
     }
   }
-
   const auto shown =
       std::find_if(all.begin(), all.end(), [](const Opened& o) { return o.inside.shows(); });
   if (shown == all.end()) std::rethrow_exception(all.back().inside.error);
   lock.Check();
   earlier.Remove();
-  std::string data = c.data.empty() ? "its own data, " + c.split : "";
-  for (const std::string& path : c.data) data += (data.empty() ? "" : ", ") + path;
-  const Inside& first = shown->inside;
-  Json index = {{"model", c.folder},
-                {"data", data},
-                {"rows", first.done.rows},
-                {"complete", complete},
-                {"dtype", c.common.dtype}};
-  index.update(first.done.facts);
-  std::string title = "Inside " + c.folder;
-  for (const std::string& folder : c.beside) title += ", " + folder;
-  HtmlReport page(title,
-                  StrCat(first.summary, all.size() > 1 ? " and others" : "", "; ", first.done.rows,
-                         " rows of ", data, complete ? "" : ", then interrupted"));
-  Json results = Json::object();
-  bool headed = false;
-  const auto heading = [&](const AnalysisInfo& info, const std::string& of) {
-    if (!headed) page.Heading(info.title).Paragraph(info.summary);
-    headed = true;
-    if (!of.empty()) page.Heading(info.title + ": " + of);
-  };
-  // Analysis after analysis, in each the models one after the other.
-  for (const AnalysisInfo* info : Analyses()) {
-    headed = false;
-    for (const Opened& o : all) {
-      const Inside& in = o.inside;
-      for (size_t i = 0; i < in.wanted.size(); ++i) {
-        if (in.wanted[i] != info) continue;
-        heading(*info, in.label);
-        Json& of_model = in.label.empty() ? index : index["models"][in.label];
-        if (!in.label.empty()) of_model["model"] = in.folder, of_model["rows"] = in.done.rows;
-        if (!in.left_out[i].empty()) {
-          page.Paragraph("Left out: " + in.left_out[i]);
-          of_model["left_out"][info->name] = in.left_out[i];
-          continue;
-        }
-        const std::string folder = in.label.empty() ? c.out : c.out + "/" + in.label;
-        EnsureDirectory(folder);
-        const std::vector<std::string> files = in.figures[i].Write(folder, info->name);
-        Json entry = {{"options", in.options[i]}, {"files", files}};
-        in.figures[i].AddTo(page);
-        if (const Figures curves = OverTraining(in.folder, info->name); !curves.tables().empty()) {
-          curves.AddTo(page);
-          for (const std::string& file : curves.Write(folder, info->name + "-log"))
-            entry["files"].push_back(file);
-        }
-        of_model["analyses"][info->name] = std::move(entry);
-        if (c.common.json) {
-          if (in.label.empty()) {
-            results[info->name] = in.figures[i].ToJson();
-          } else {
-            results[in.label][info->name] = in.figures[i].ToJson();
-          }
-        } else {
-          std::printf("%s%s\n%s\n", info->title.c_str(),
-                      in.label.empty() ? "" : (": " + in.label).c_str(),
-                      in.figures[i].Plain().c_str());
-        }
-      }
-    }
-    Figures together;
-    try {
-      together = Together(*info, all);
-    } catch (const Error& e) {
-      if (!LeavesOut(c, *info, e)) throw;
-      heading(*info, "all models");
-      page.Paragraph(StrCat("Left out: ", e.what()));
-      index["left_out"][info->name] = e.what();
-      Note(StrCat(info->name, " of all models together is left out: ", e.what()));
-    }
-    if (!together.tables().empty()) {
-      heading(*info, "all models");
-      together.AddTo(page);
-      index["together"][info->name]["files"] = together.Write(c.out, info->name + "-together");
-      if (c.common.json) {
-        results["together"][info->name] = together.ToJson();
-      } else {
-        std::printf("%s: all models\n%s\n", info->title.c_str(), together.Plain().c_str());
-      }
-    }
-  }
-  const std::string report = c.out + "/report.html";
-  page.Write(report);
-  WriteCheckedJson(c.out + "/" + kIndex, index);
-  if (c.common.json) {
-    index["report"] = report;
-    index["results"] = std::move(results);
-    std::printf("%s\n", JsonLine(index).c_str());
-  } else {
-    std::printf("report: %s\n", report.c_str());
-  }
+  Output output(c, all, shown->inside, complete);
+  for (const AnalysisInfo* info : Analyses()) output.Add(*info);
+  output.Finish();
   if (complete) return 0;
   std::fprintf(stderr, "cistern: interrupted; the figures in %s are of the %lld rows before\n",
-               c.out.c_str(), static_cast<long long>(first.done.rows));
+               c.out.c_str(), static_cast<long long>(shown->inside.done.rows));
   return 130;
 }
 

@@ -1,4 +1,6 @@
 // cistern analyze and cistern statistics, from outside.
+#include <sys/resource.h>
+
 #include <chrono>
 #include <sstream>
 #include <thread>
@@ -75,6 +77,31 @@ TEST_F(AnalyzeTest, FiguresOfAnEarlierAnalysisGo) {
   auto after = Contents(out);
   after[out + "/analyze.json"] = files.at(out + "/analyze.json");
   EXPECT_EQ(after, files);
+}
+
+TEST_F(AnalyzeTest, AnAnalysisThatCouldNotBeWrittenIsBegunAgain) {
+  const Words more = {"--of", "maps", "--rows", "1"};
+  ASSERT_EQ(Run(Analyze(Trained(), folder_ / "whole", more)).code, 0);
+  // The page does not fit, the figures before it do.
+  const auto page = fs::file_size(folder_ / "whole/report.html");
+  const std::string out = folder_ / "seen", prefix = folder_ / "run";
+  rlimit unlimited;
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &unlimited), 0);
+  const rlimit limit = {page - 1, unlimited.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const pid_t child = Start(Analyze(Trained(), out, more), prefix);
+  ::setrlimit(RLIMIT_FSIZE, &unlimited);
+  ::signal(SIGXFSZ, handler);
+  const Outcome o = Wait(child, prefix);
+  ASSERT_EQ(o.code, 1) << o;
+  ExpectContains(o.err, {"cannot write " + out + "/report.html"});
+  EXPECT_TRUE(fs::exists(out + "/maps.json"));
+  EXPECT_EQ(ReadJsonFile(out + "/analyze.json")["complete"], false);
+  // The list has the figures that were written: they go.
+  ASSERT_EQ(Run(Analyze(Trained(), out, {"--of", "slots", "--rows", "1"})).code, 0);
+  EXPECT_FALSE(fs::exists(out + "/maps.json"));
+  EXPECT_EQ(ReadJsonFile(out + "/analyze.json")["complete"], true);
 }
 
 TEST_F(AnalyzeTest, OneAnalysisAtATimeInAFolder) {

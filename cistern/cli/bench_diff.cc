@@ -62,7 +62,8 @@ void AddBenchDiff(CLI::App& bench, Run& run) {
       "noise");
   command->footer(
       "'faster' and 'slower' stand where the medians differ by more than the threshold and by more "
-      "than the spreads of\nboth files, and the quartiles do not overlap; all else is 'same'.\n"
+      "than the root of the sum\nof the squares of both files' spreads, and the quartiles do not "
+      "overlap; all else is 'same'.\n"
       "Examples:\n"
       "  cistern bench diff before.json after.json\n"
       "  cistern bench diff before.json after.json --fail-slower    exit code 1 where a row got "

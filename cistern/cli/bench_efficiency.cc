@@ -100,6 +100,9 @@ void AddBenchEfficiency(CLI::App& bench, Run& run) {
       "  cistern bench efficiency --mechanisms linformer --forms bidirectional --to 65536\n"
       "  cistern bench efficiency --mechanisms latte --against window --forms causal");
   AddSweepOptions(*command, a->sweep);
+  command->get_option("--lengths")->group("");  // not in the help: RunBenchEfficiency refuses it
+  command->get_option("--forms")->description(
+      "causal, bidirectional, cross, decode (one token after LENGTH); causal and decode");
   command->add_option("--against", a->against, "the mechanism that all are compared with")
       ->capture_default_str();
   command->add_option("--from", a->shortest, "shortest length")

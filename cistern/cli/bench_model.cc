@@ -10,6 +10,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/parallel.h"
 #include "cistern/bench/model.h"
+#include "cistern/bench/profile.h"
 #include "cistern/cli/bench_command.h"
 #include "cistern/cli/experiment.h"
 

@@ -265,6 +265,9 @@ TEST_F(BenchTest, HelpTeaches) {
     EXPECT_EQ(o.code, 0) << o;
     EXPECT_NE(o.out.find("Examples:"), std::string::npos) << o;
   }
+  const std::string efficiency = Run({"bench", "efficiency", "--help"}).out;
+  EXPECT_EQ(efficiency.find("--lengths"), std::string::npos) << efficiency;
+  EXPECT_NE(efficiency.find("LENGTH); causal and decode"), std::string::npos) << efficiency;
 }
 
 }  // namespace

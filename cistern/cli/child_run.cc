@@ -12,6 +12,7 @@
 #include "cistern/cli/run_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/io/jsonl.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/run_state.h"
@@ -37,6 +38,16 @@ std::string LastWords(const std::string& log) {
   return words;
 }
 
+// Why a run failed, by the last line that it printed (cli/main.cc); empty: it does not say.
+std::string ErrorIn(const std::string& output) {
+  std::string last;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) last = line;
+  const Json json = Json::parse(last, nullptr, /*allow_exceptions=*/false);
+  const Json error = json.is_object() ? json.value("error", Json()) : Json();
+  return error.is_string() ? Printable(error.get<std::string>()) : "";
+}
+
 // What the record of a run that has ended says of its data; null: it has no hash of them.
 Json RecordedData(const std::string& folder) {
   const std::string path = folder + "/experiment.json";
@@ -53,6 +64,21 @@ bool SaysNotFinite(const std::string& words) {
     if (words.find(phrase) != std::string::npos) return true;
   }
   return false;
+}
+
+// By the words of FileLock: the run did not begin, since another process has its folder.
+bool SaysInUse(const std::string& words) { return words.find(" is in use by ") != words.npos; }
+
+// A process of a reproduction or comparison that was killed may still save its run.
+void WaitForFolder(const std::string& folder) {
+  const std::string lock = folder + "/lock";
+  if (!FileExists(lock)) return;
+  try {
+    const FileLock wait(lock, "the run folder " + folder, FileLock::Wait::kYes);
+  } catch (const Error&) {
+    if (Interrupted()) throw InterruptedRun();
+    throw;
+  }
 }
 
 std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
@@ -110,6 +136,7 @@ ChildRun RunTraining(const ChildSettings& s) {
     EnsureDirectory(s.folder);
     log = s.folder + "/log.txt";
   }
+  WaitForFolder(s.folder);
   const ProcessResult child = RunProcess(ThisProgram(), TrainArgumentsOf(s), log);
   if (child.code == kInterrupted || (child.code != 0 && Interrupted())) throw InterruptedRun();
   const std::string done = s.folder + "/result.json";
@@ -119,13 +146,15 @@ ChildRun RunTraining(const ChildSettings& s) {
     return run;
   }
   if (!s.keep_failures) {
-    run.failed = child.code == kRefused
-                     ? "the training run was refused (see above)"
-                     : StrCat("the training run ended with exit code ", child.code, " (see above)");
+    const std::string error = ErrorIn(child.output);
+    run.failed = error.empty() ? StrCat("the training run ended with exit code ", child.code)
+                 : child.code == kRefused ? "the training run was refused: " + error
+                                          : error;
     return run;
   }
   run.failed = LastWords(log);
   if (run.failed.empty()) run.failed = StrCat("the run ended with exit code ", child.code);
+  if (SaysInUse(run.failed)) Fail(run.failed);
   run.diverged = SaysNotFinite(run.failed);
   WriteCheckedJson(done, {{"failed", run.failed}, {"diverged", run.diverged}});
   return run;

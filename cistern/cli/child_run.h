@@ -38,7 +38,8 @@ struct ChildRun {
 // elsewhere than its record says.
 std::vector<std::string> PlacesOfData(const ChildSettings& settings);
 
-// FOLDER/result.json is what it returns. InterruptedRun.
+// FOLDER/result.json is what it returns. Waits while another process works in the folder. Error,
+// and no result, where the run could not be started. InterruptedRun.
 ChildRun RunTraining(const ChildSettings& settings);
 
 // The finished run of a folder; nothing trained. False where there is none.

@@ -26,7 +26,7 @@ TEST_F(CliTest, TextThatCannotBeUsed) {
   WriteFileAtomically(path, "five words and no more\n");
   Expect(Train(path, out), 1, {path, "too short"});
   EXPECT_FALSE(fs::exists(out));
-  Expect({"train", "--out", out}, 2, {"task.lm.text is empty"});
+  Expect({"train", "--out", out}, 2, {"--text my.txt", "--data", "--task"});
 }
 
 TEST_F(CliTest, OddTextIsAcceptedWithANote) {
@@ -60,7 +60,8 @@ TEST_F(CliTest, BrokenCheckpointStopsAResumeAndNothingIsOverwritten) {
   EXPECT_EQ(Contents(run), before);
   fs::remove_all(run + "/checkpoint-3");
   Expect({"train", "--resume", "--out", run, "--steps", "5"}, 1, {run, "no complete checkpoint"});
-  Expect({"train", "--resume", "--out", folder_ / "nowhere"}, 2, {"nowhere"});
+  Expect({"train", "--resume", "--out", folder_ / "nowhere"}, 1,
+         {"there is no run in " + (folder_ / "nowhere") + " to resume"});
 }
 
 TEST_F(CliTest, BrokenModelFilesAreNamed) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace cistern::cli {
 
@@ -44,6 +45,9 @@ void AddDevice(CLI::App& command, Common& common);  // --device, for those that 
 // Applies threads, seed, quiet; checks dtype. Call first in a subcommand's run function.
 void ApplyCommon(const Common& common);
 
+// "cistern compare my.txt --seconds 60": the command as it was given, for people to copy, but for
+// the options of those names.
+std::string CommandLine(const CLI::App& command, const std::vector<std::string>& without);
 // " (this process got 55 % of the processor time it was ready to use: ...)" when the machine was
 // too busy for a speed to mean anything (base/cpu_share.h); otherwise empty.
 std::string BusyNote(double cpu_share);

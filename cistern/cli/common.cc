@@ -1,15 +1,18 @@
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "cistern/base/cpu_share.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/subprocess.h"
 #include "cistern/cli/command.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/kernels/isa.h"
@@ -65,6 +68,31 @@ void ApplyCommon(const Common& common) {
   SetActiveDevice(ParseDevice(common.device));
   SetQuiet(common.quiet);
   ActiveIsa();  // a wrong CISTERN_ISA is an error now, not in the middle of the work
+}
+
+std::string CommandLine(const CLI::App& command, const std::vector<std::string>& without) {
+  std::string text = "cistern " + command.get_name();
+  std::vector<const CLI::Option*> said;
+  for (const CLI::Option* option : command.parse_order()) {
+    const std::string name = option->get_name();
+    if (std::count(said.begin(), said.end(), option) > 0 ||
+        std::count(without.begin(), without.end(), name) > 0)
+      continue;
+    said.push_back(option);
+    const std::string before = option->get_positional() ? " " : StrCat(" ", name, " ");
+    const std::vector<std::string> values = option->reduced_results();
+    if (option->get_items_expected_max() == 0) {
+      text += " " + name;  // a flag
+    } else if (const char between = option->get_delimiter(); between != '\0') {
+      std::string joined;
+      for (const std::string& v : values)
+        joined += (joined.empty() ? "" : std::string(1, between)) + v;
+      text += before + ShellWord(joined);
+    } else {
+      for (const std::string& v : values) text += before + ShellWord(v);
+    }
+  }
+  return text;
 }
 
 std::string BusyNote(double cpu_share) {

@@ -1,14 +1,15 @@
 // cistern compare: trains one model per mechanism with equal size and time, on the data of any
 // task; measures quality, speed, memory and, of language models, decoding; writes a report.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 
+#include "cistern/attention/head_groups.h"
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
 #include "cistern/base/interrupt.h"
-#include "cistern/base/parallel.h"
 #include "cistern/base/progress.h"
 #include "cistern/base/subprocess.h"
 #include "cistern/base/terminal.h"
@@ -16,43 +17,19 @@
 #include "cistern/cli/child_run.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/compare_decide.h"
+#include "cistern/cli/compare_folder.h"
 #include "cistern/cli/compare_report.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/cli/run_folder.h"
 #include "cistern/decode/generate.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
+#include "cistern/io/json_text.h"
 #include "cistern/tasks/evaluate.h"
-#include "cistern/train/run_state.h"
 
 namespace cistern::cli {
 namespace {
-
-struct CompareArguments {
-  Common common;
-  std::string data, task, file, out;
-  std::vector<std::string> mechanisms, set;
-  double seconds = 120;
-  int64_t sample_tokens = 120, decode_tokens = 4000, seeds = 1, efficiency = 0;
-  std::vector<int64_t> lengths;
-  bool resume = false, skip_bad_rows = false;
-};
-
-// "window:2+latte:2" lies in window2-latte2.
-std::string FolderName(std::string mechanism) {
-  std::erase(mechanism, ':');
-  std::replace(mechanism.begin(), mechanism.end(), '+', '-');
-  return mechanism;
-}
-
-// Of one run: OUT/latte, OUT/latte-512 with --lengths, OUT/latte/seed-2 with --seeds.
-std::string RunPlace(const CompareArguments& a, const std::string& mechanism, int64_t length,
-                     int64_t seed) {
-  return StrCat(a.out, "/", FolderName(mechanism), length > 0 ? StrCat("-", length) : "",
-                a.seeds > 1 ? StrCat("/seed-", seed) : "");
-}
 
 // What all runs are trained with, as assignments; the user's own win.
 std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& a,
@@ -78,117 +55,6 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
     set.push_back("dtype=" + a.common.dtype);
   }
   return set;
-}
-
-// What a run's experiment.json says.
-Json ReadRecord(const std::string& path) { return ReadCheckedJson(path, "the runs may be others"); }
-
-// The dtype that the runs of an interrupted comparison were begun with; empty: none was begun.
-std::string BegunDtype(const CompareArguments& a) {
-  if (const std::string path = a.out + "/settings.json"; std::filesystem::exists(path)) {
-    const Json dtype = ReadCheckedJson(path).value("/dtype", Json());
-    if (dtype.is_string()) return dtype.get<std::string>();
-  }
-  for (const std::string& mechanism : a.mechanisms) {
-    for (const int64_t length : a.lengths) {
-      const std::string path =
-          RunPlace(a, mechanism, length, int64_t(a.common.seed)) + "/experiment.json";
-      if (std::filesystem::exists(path)) {
-        const Json dtype = ReadRecord(path).value("dtype", Json(""));
-        CISTERN_CHECK(dtype.is_string(), path, ": dtype is no text");
-        return dtype.get<std::string>();
-      }
-    }
-  }
-  return "";
-}
-
-// Options of the task for which the runs of an interrupted comparison have another value than runs
-// begun now would: they were begun by an earlier version.
-std::vector<std::string> BegunTaskOptions(const CompareArguments& a, const TaskInfo& task) {
-  std::vector<std::string> set;
-  for (const std::string& mechanism : a.mechanisms) {
-    const std::string path = a.out + "/" + FolderName(mechanism) + "/experiment.json";
-    if (!std::filesystem::exists(path)) continue;
-    const Json group =
-        TaskOptions::Recorded(ReadRecord(path).value("task", Json::object()), task.name)
-            .value(task.name, Json::object());
-    for (const std::string& former : task.former) {
-      const std::string key = former.substr(0, former.find('='));
-      CISTERN_CHECK(group.contains(key) && group[key].is_string(), path, ": task.", task.name,
-                    " lacks ", key);
-      set.push_back(StrCat("task.", task.name, ".", key, "=", group[key].get<std::string>()));
-    }
-    break;
-  }
-  return set;
-}
-
-bool Exists(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
-}
-
-// Whether a run has begun in a folder of `out`, or in a folder of one of those.
-bool HoldsRuns(const std::string& out) {
-  std::error_code error;
-  std::filesystem::recursive_directory_iterator entry(out, error), end;
-  for (; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename() == "experiment.json") return true;
-    if (entry.depth() >= 2) entry.disable_recursion_pending();
-  }
-  return false;
-}
-
-// OUT/settings.json holds what all runs of the folder are trained with, but for the mechanism.
-// Written while no run has begun, and where it is missing (in a folder of an earlier version).
-// UsageError where it says something else than `experiment`, the device, and the threads of now:
-// the kept rows and the new ones could not be compared. Where the data lie may change.
-void KeepSettings(const std::string& out, Experiment experiment, const std::string& device) {
-  const std::string path = out + "/settings.json";
-  Experiment unset;
-  unset.task.kind = experiment.task.kind;
-  const auto flat = [](Experiment& e) {
-    Json tree = e.Write();
-    tree.at("model").erase("attention");
-    tree.erase("published");
-    return tree.flatten();
-  };
-  const Json defaults = flat(unset);
-  Json now = flat(experiment);
-  now["/threads"] = NumThreads(), now["/device"] = device;
-  if (!Exists(path) || !HoldsRuns(out)) return WriteCheckedJson(path, now);
-  const Json begun = ReadCheckedJson(path);
-  for (const char* key : {"/threads", "/device"}) {  // an earlier version did not say them
-    if (!begun.contains(key)) now.erase(key);
-  }
-  Json keys = begun;
-  keys.update(now);
-  for (const auto& [key, ignored] : keys.items()) {
-    if (IsPlaceOfData(DottedKey(key))) continue;
-    const Json unsaid = defaults.value(key, Json()), was = begun.value(key, unsaid),
-               is = now.value(key, unsaid);
-    if (was == is) continue;
-    const auto said = [](const Json& value) {
-      return value.is_null() ? std::string("unset") : JsonLine(value);
-    };
-    FailUsage(out, " was begun with ", DottedKey(key), "=", said(was), ", and ", said(is),
-              " is asked for now: its runs could not be compared with the new ones; leave it as it "
-              "was, or give another --out");
-  }
-}
-
-// UsageError where a run of this length that has ended learned from other data than those that the
-// experiment names now. Reads the data where there is such a run. Tasks that generate their data
-// have none.
-void RequireSameData(const CompareArguments& a, Experiment experiment, int64_t length) {
-  if (length > 0)
-    experiment.Describe().Set(StrCat("task.", experiment.task.kind, ".length=", length));
-  SameData data;
-  for (const std::string& mechanism : a.mechanisms) {
-    for (int64_t i = 0; i < a.seeds; ++i)
-      data.Require(RunPlace(a, mechanism, length, int64_t(a.common.seed) + i), experiment.task);
-  }
 }
 
 // One dtype for all runs, chosen once where the experiment leaves it open. Empty: as the experiment
@@ -217,11 +83,20 @@ void RequireUsed(const ModelConfig& config, const std::string& mechanism) {
             "; leave that out");
 }
 
+// latte of latte:2: one group has all heads.
+std::string WithoutSoleGroup(const std::string& mechanism) {
+  const std::vector<const MechanismInfo*> all = MechanismsOf(mechanism);
+  return all.size() == 1 ? all[0]->name : mechanism;
+}
+
 void CheckMechanisms(const Experiment& experiment, const std::vector<std::string>& mechanisms) {
   for (size_t i = 0; i < mechanisms.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (FolderName(mechanisms[i]) == FolderName(mechanisms[j]))
-        FailUsage("--mechanisms names ", mechanisms[i], " twice");
+      const std::string &one = mechanisms[i], &other = mechanisms[j];
+      if (FolderName(one) == FolderName(other)) FailUsage("--mechanisms names ", one, " twice");
+      if (WithoutSoleGroup(one) == WithoutSoleGroup(other))
+        FailUsage("--mechanisms: ", one, " and ", other,
+                  " are the same model, with one mechanism on all heads; leave one of them out");
     }
     Experiment each = experiment;
     each.model.attention = {mechanisms[i]};
@@ -324,6 +199,7 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
         if (row.results.empty()) {
           row.result = run.result;
           row.folder = child.folder;
+          row.seed = seed;
         }
         row.results.push_back(run.result);
       } else {
@@ -375,8 +251,8 @@ void PrintRow(const Comparison& c, const CompareRow& row) {
   if (row.failed.empty()) {
     std::printf("  %-16s %s %s, %s tokens/s%s, %s parameters\n", row.Name().c_str(),
                 c.ValueText(row).c_str(), c.metric.label.c_str(),
-                Fixed(row.result["tokens_per_s"].get<double>(), 0).c_str(),
-                BusyNote(row.result["cpu_share"].get<double>()).c_str(),
+                Thousands(std::llround(row.TokensPerSecond())).c_str(),
+                BusyNote(row.CpuShare()).c_str(),
                 Thousands(row.result["parameters"].get<int64_t>()).c_str());
   } else {
     std::printf("  %-16s failed: %s\n", row.Name().c_str(), row.failed.c_str());
@@ -425,16 +301,16 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   if (a.efficiency != 0 && a.efficiency < 128)
     FailUsage("--efficiency ", a.efficiency, ": lengths double from 64 to it; give 128 or more");
+  c.lengths = a.lengths;
+  if (a.lengths.empty()) a.lengths = {0};  // as the experiment says
   if (a.resume) {
     const std::vector<std::string> begun = BegunTaskOptions(a, task);
     set.insert(set.begin(), begun.begin(), begun.end());
     if (!begun.empty()) ReadExperiment(c.experiment, a.file, set);
   }
   CheckMechanisms(c.experiment, a.mechanisms);
-  CheckLengths(c.experiment, a.lengths);
+  CheckLengths(c.experiment, c.lengths);
   c.seeds = a.seeds;
-  c.lengths = a.lengths;
-  if (a.lengths.empty()) a.lengths = {0};  // as the experiment says
   const std::unique_ptr<Task> made = c.experiment.task.Make();
   c.metric = made->metric();
   std::string why;
@@ -444,7 +320,9 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   }
   c.seconds = a.seconds;
   c.data = a.data.empty() ? task.name : a.data;
-  if (!a.resume && !a.out.empty() && (HoldsRuns(a.out) || Exists(a.out + "/compare.json")))
+  std::error_code ignored;
+  if (!a.resume && !a.out.empty() &&
+      (HoldsRuns(a.out) || std::filesystem::exists(a.out + "/compare.json", ignored)))
     FailUsage(a.out, " already holds runs; --resume continues a comparison, or give another --out");
   // Data that cannot be read end the comparison, before any of its runs; what was made of them is
   // in the cache then.
@@ -464,9 +342,8 @@ int RunCompare(CLI::App& command, CompareArguments a) {
     std::fflush(stdout);
   }
   const auto stopped = [&] {
-    std::fprintf(stderr,
-                 "cistern: interrupted; to continue: cistern compare ... --resume --out %s\n",
-                 ShellWord(a.out).c_str());
+    std::fprintf(stderr, "cistern: interrupted; to continue: %s --out %s --resume\n",
+                 CommandLine(command, {"--out", "--resume"}).c_str(), ShellWord(a.out).c_str());
     return 130;
   };
   try {

@@ -21,13 +21,10 @@ std::vector<Criterion> Criteria(const Comparison& c) {
   };
   const double none = std::nan("");
   for (const CompareRow& row : c.rows) {
-    const bool done = row.failed.empty(), decodes = done && !row.decode.empty();
-    const auto number = [&](const char* key) {
-      return done && row.result.contains(key) ? row.result.at(key).get<double>() : none;
-    };
+    const bool decodes = row.failed.empty() && !row.decode.empty();
     all[0].values.push_back(c.Value(row));
-    all[1].values.push_back(number("tokens_per_s"));
-    all[2].values.push_back(number("peak_bytes"));
+    all[1].values.push_back(row.TokensPerSecond());
+    all[2].values.push_back(row.PeakBytes());
     all[3].values.push_back(decodes ? double(row.decode.back().state_bytes) : none);
     all[4].values.push_back(decodes ? row.decode.back().milliseconds : none);
   }
@@ -134,7 +131,7 @@ std::vector<std::string> DecisionPictures(const Comparison& c) {
       least = least > 0 ? std::min(least, x) : x;
       most = std::max(most, x);
     }
-    chart.log_x = most > 4 * least;  // a shorter logarithmic axis may have no ticks
+    chart.log_x = most > 4 * least;  // equal steps say more on a shorter one
     const std::vector<bool> front = ParetoFront({*quality, cost});
     std::vector<std::pair<double, double>> line;
     for (size_t i = 0; i < front.size(); ++i) {

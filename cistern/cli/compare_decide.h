@@ -8,9 +8,9 @@
 
 namespace cistern::cli {
 
-// Quality first, then training speed, peak memory of training, and of language models the bytes of
-// state and the milliseconds per token at the last position that was measured. Those that no row
-// has are left out.
+// Quality first, then training speed, peak memory of training (of all seeds), and of language
+// models the bytes of state and the milliseconds per token at the last position that was measured.
+// Those that no row has are left out.
 std::vector<Criterion> Criteria(const Comparison& c);
 
 // Empty where the rows are of several lengths.

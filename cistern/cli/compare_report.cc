@@ -62,9 +62,7 @@ bool HasLongBlocks(const Comparison& c) {
 // Of the rows that did not get the processor time they asked for.
 std::string Busy(const Comparison& c) {
   double least = 1;
-  for (const CompareRow& row : c.rows) {
-    for (const Json& result : row.results) least = std::min(least, Number(result, "cpu_share"));
-  }
+  for (const CompareRow& row : c.rows) least = std::min(least, row.CpuShare());
   if (least >= kBusyShare) return "";
   return StrCat(
       "The machine was busy: a run got as little as ", Fixed(100 * least, 0),
@@ -84,7 +82,7 @@ LineChart LengthChart(const Comparison& c, bool metric) {
       chart.series.push_back({row.mechanism, {}, {}});
     if (!row.failed.empty()) continue;
     chart.series.back().x.push_back(double(row.length));
-    chart.series.back().y.push_back(metric ? c.Value(row) : Number(row.result, "tokens_per_s"));
+    chart.series.back().y.push_back(metric ? c.Value(row) : row.TokensPerSecond());
   }
   return chart;
 }
@@ -93,6 +91,26 @@ LineChart LengthChart(const Comparison& c, bool metric) {
 
 std::string CompareRow::Name() const {
   return length > 0 ? StrCat(mechanism, ", ", length, " tokens") : mechanism;
+}
+
+double CompareRow::TokensPerSecond() const {
+  if (results.empty()) return std::nan("");
+  double sum = 0;
+  for (const Json& r : results) sum += Number(r, "tokens_per_s");
+  return sum / double(results.size());
+}
+
+double CompareRow::PeakBytes() const {
+  if (results.empty()) return std::nan("");
+  double most = 0;
+  for (const Json& r : results) most = std::max(most, Number(r, "peak_bytes"));
+  return most;
+}
+
+double CompareRow::CpuShare() const {
+  double least = 1;
+  for (const Json& r : results) least = std::min(least, Number(r, "cpu_share"));
+  return least;
 }
 
 double Comparison::Value(const CompareRow& row, const std::string& part) const {
@@ -160,8 +178,8 @@ HtmlTable CompareTable(const Comparison& c) {
       cells.push_back(c.ValueText(row));
       if (longer) cells.push_back(c.ValueText(row, kLongBlocks));
       cells.push_back(Thousands(row.result.at("parameters").get<int64_t>()));
-      cells.push_back(Thousands(int64_t(Number(row.result, "tokens_per_s"))));
-      cells.push_back(ByteCount(Number(row.result, "peak_bytes")));
+      cells.push_back(Thousands(std::llround(row.TokensPerSecond())));
+      cells.push_back(ByteCount(row.PeakBytes()));
     }
     if (decodes && !row.decode.empty()) {
       const DecodePoint &first = row.decode.front(), &last = row.decode.back();
@@ -228,6 +246,17 @@ std::vector<std::string> Fairness(const Comparison& c) {
       : c.metric.scatter > 0 ? StrCat(" With one seed, ignore differences below about ",
                                       Significant(c.metric.scatter, 2), ".")
                              : ""));
+  if (c.seeds > 1) {
+    std::string others;  // whose first seed failed
+    for (const CompareRow& row : c.rows) {
+      if (row.failed.empty() && row.seed != c.experiment.seed)
+        others += StrCat(others.empty() ? "" : ", ", row.Name(), ": seed ", row.seed);
+    }
+    lines.push_back(
+        StrCat("tokens/s is the mean of the seeds, peak memory the most of them; "
+               "decoding, curves and the confusion matrix are those of seed ",
+               c.experiment.seed, others.empty() ? "" : StrCat(" (", others, ")"), "."));
+  }
   if (HasLongBlocks(c)) {
     lines.push_back(StrCat("In blocks ", kLongFactor,
                            " x longer: the same text and models, each block read with one memory "
@@ -262,7 +291,11 @@ Json CompareJson(const Comparison& c) {
   if (!c.efficiency.empty()) json["efficiency"] = bench::EfficiencyJson(c.efficiency);
   for (const CompareRow& row : c.rows) {
     Json r = row.result;
-    if (!row.failed.empty()) r = {{"failed", row.failed}};
+    if (!row.failed.empty()) {
+      r = {{"failed", row.failed}};
+    } else {
+      r["tokens_per_s"] = row.TokensPerSecond(), r["peak_bytes"] = int64_t(row.PeakBytes());
+    }
     for (const DecodePoint& p : row.decode) {
       r["decode"].push_back({{"position", p.position},
                              {"ms_per_token", p.milliseconds},
@@ -348,9 +381,9 @@ HtmlTable DecodingTable(const Comparison& c) {
       table.header.push_back("of the multiply-add peak");
     }
     const double one = row.decode.front().milliseconds, many = row.many_milliseconds;
-    table.rows.push_back({row.Name(), Thousands(int64_t(1e3 / one)),
+    table.rows.push_back({row.Name(), Thousands(std::llround(1e3 / one)),
                           share(row.limits.MemoryMilliseconds() / one),
-                          Thousands(int64_t(1e3 * double(row.many) / many)),
+                          Thousands(std::llround(1e3 * double(row.many) / many)),
                           share(row.limits.PeakMilliseconds(row.many) / many)});
   }
   return table;

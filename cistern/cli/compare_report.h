@@ -18,10 +18,16 @@ struct CompareRow {
   std::string failed;                   // why there is no result; empty if there is one
   Json result;                          // what `cistern train --json` printed: the first seed's
   int64_t length = 0;                   // task.length, of a sweep (--lengths); 0: as the experiment
+  int64_t seed = 0;                     // that `result` is of
   std::vector<Json> results;            // of all seeds that finished
   std::vector<std::string> failures;    // "seed 3: why", of the others
   std::vector<std::string> unmeasured;  // "decoding was not measured: why"
   std::string Name() const;             // "latte", "latte, 512 tokens"
+  // Of training, over the seeds that finished: the mean of their speeds, the largest of their
+  // peaks, both NaN where none did; the least share of processor time that one got.
+  double TokensPerSecond() const;
+  double PeakBytes() const;
+  double CpuShare() const;
   // Of a language model: one sequence at some positions, then `many` sequences at once from their
   // start, milliseconds a step; what the weights take at least.
   std::vector<DecodePoint> decode;

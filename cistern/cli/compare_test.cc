@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "cistern/base/format.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
 
@@ -46,6 +47,18 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
   EXPECT_NEAR(row["mean"].get<double>(), mean, 1e-12);
   EXPECT_NEAR(row["half_width_95"].get<double>(), 4.303 * std::sqrt(squares / 2 / 3), 1e-12);
   EXPECT_EQ(row["seeds"].size(), 3u);
+  double tokens = 0, peak = 0;
+  for (const Json& seed : row["seeds"]) {
+    tokens += seed["tokens_per_s"].get<double>() / 3;
+    peak = std::max(peak, seed["peak_bytes"].get<double>());
+  }
+  EXPECT_NEAR(row["tokens_per_s"].get<double>(), tokens, 1e-9 * tokens);
+  EXPECT_EQ(row["peak_bytes"].get<double>(), peak);
+  const std::string rounded =
+      Thousands(std::llround(row["tokens_per_s"].get<double>())) + " tokens/s";
+  // The line of the row, and the recommendation.
+  ExpectContains(o.out, {"bits per byte, " + rounded, "trains fastest: " + rounded,
+                         "tokens/s is the mean of the seeds", "are those of seed 1."});
   const Json& speed = row["decode_speed"];
   EXPECT_EQ(speed["sequences"], 256);
   EXPECT_EQ(speed["weight_bytes"].get<int64_t>(), 4 * row["parameters"].get<int64_t>());
@@ -66,6 +79,37 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
   EXPECT_EQ(Bits(folder_ / "out/latte/seed-1") + Bits(folder_ / "out/latte/seed-2") +
                 Bits(folder_ / "out/latte/seed-3"),
             sum);
+}
+
+// The run of the first seed is the one that is there, wherever it was begun.
+TEST_F(CompareTest, SeedsMayBeAdded) {
+  const std::string out = folder_ / "out", first = out + "/latte/result.json";
+  ASSERT_EQ(Run(Command({})).code, 0);
+  const std::string kept = ReadFile(first);
+  const auto row = [&](const Words& more) {
+    const Outcome o = Run(Command(Words{"--resume"} + more));
+    EXPECT_EQ(o.code, 0) << o;
+    return ParseJson(ReadFile(out + "/compare.json"), "compare.json")["mechanisms"]["latte"];
+  };
+  const Json two = row({"--seeds", "2"});
+  EXPECT_EQ(ReadFile(first), kept);
+  EXPECT_FALSE(fs::exists(out + "/latte/seed-1"));
+  ASSERT_EQ(two["seeds"].size(), 2u) << two.dump(1);
+  EXPECT_EQ(two["seeds"][0]["test"]["bits_per_byte"].get<double>(), Bits(out + "/latte"));
+  EXPECT_EQ(two["seeds"][1]["test"]["bits_per_byte"].get<double>(), Bits(out + "/latte/seed-2"));
+  // And the other way round.
+  const std::string several = folder_ / "several";
+  Words words = Command({"--seeds", "2"});
+  words[3] = several;
+  ASSERT_EQ(Run(words).code, 0);
+  words = Command({"--resume"});
+  words[3] = several;
+  const Outcome one = Run(words);
+  ASSERT_EQ(one.code, 0) << one;
+  EXPECT_FALSE(fs::exists(several + "/latte/experiment.json"));
+  const Json of_one =
+      ParseJson(ReadFile(several + "/compare.json"), "compare.json")["mechanisms"]["latte"];
+  EXPECT_EQ(of_one["test"]["bits_per_byte"].get<double>(), Bits(several + "/latte/seed-1"));
 }
 
 // The second figure of a text is that of `cistern eval` with blocks of 16 x the length.
@@ -162,6 +206,7 @@ TEST_F(CompareTest, EfficiencyLengthsInTheRecommendation) {
   EXPECT_EQ(o.out.find("cistern bench efficiency"), std::string::npos);
   Expect(Command({"--efficiency", "100"}), 2, {"128 or more"});
   Expect(Command({"--mechanisms", "all,latte"}), 2, {"all stands alone"});
+  Expect(Command({"--mechanisms", "latte:2"}), 2, {"latte:2 and latte are the same model"});
 }
 
 TEST_F(CompareTest, LengthsAreASweep) {
@@ -271,9 +316,11 @@ TEST_F(CompareTest, ARefusedRunLosesItsRow) {
   const Outcome o = Run(command({"--set", "train.parallel=rows"}));
   ASSERT_EQ(o.code, 0) << o;
   ExpectContains(o.err, {"train.parallel=rows is not possible: a mechanism of it draws"});
-  ExpectContains(o.out, {"performer failed: seed 1: the training run was refused"});
+  const std::string why = "the training run was refused: train.parallel=rows is not possible";
+  ExpectContains(o.out, {"performer failed: seed 1: " + why});
+  ExpectContains(ReadFile(folder_ / "out/report.html"), {why});
   const Json rows = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json")["mechanisms"];
-  EXPECT_TRUE(rows["performer"].contains("failed")) << rows.dump(1);
+  ExpectContains(rows["performer"]["failed"].get<std::string>(), {why, "draws random numbers"});
   EXPECT_TRUE(rows["latte"]["test"].contains("bits_per_byte")) << rows.dump(1);
 }
 
@@ -327,7 +374,10 @@ TEST_F(CompareTest, AnInterruptedLadderIsNotReported) {
   ::kill(child, SIGINT);
   const Outcome o = Wait(child, prefix);
   EXPECT_EQ(o.code, 130) << o;
-  ExpectContains(o.err, {"interrupted", "--resume --out " + (folder_ / "out")});
+  ExpectContains(o.err, {"interrupted; to continue: cistern compare " + TrainedText() +
+                             " --mechanisms latte --seconds 0.2 --threads 1 ",
+                         " --set model.dim=16 --set model.heads=2 ",
+                         " --efficiency 1048576 --out " + (folder_ / "out") + " --resume\n"});
   const Json result = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json");
   EXPECT_EQ(result["interrupted"], true);
   EXPECT_FALSE(result.contains("efficiency")) << result["efficiency"].dump(1);

@@ -1,5 +1,7 @@
 #include "cistern/cli/experiment.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <functional>
@@ -346,6 +348,17 @@ std::string OtherClasses(const Json& data, const Json& record, const std::string
                 "; where the head was taken, it was by their order: --new-head initializes it");
 }
 
+// Error where weights that were taken are not finite. Those that a model begins with itself are.
+void RequireFiniteWeights(const Model& model, const std::string& from) {
+  const auto check = [&from](const std::string& name, const at::Tensor& value) {
+    if (value.is_floating_point() && !at::isfinite(value).all().item<bool>())
+      Fail(from, "/model.safetensors: tensor '", name, "' holds numbers that are not finite; ",
+           "nothing can be trained from it");
+  };
+  for (const auto& p : model.named_parameters()) check(p.key(), p.value());
+  for (const auto& b : model.named_buffers()) check(b.key(), b.value());
+}
+
 }  // namespace
 
 DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
@@ -381,6 +394,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   if (!resume && (HoldsRun(folder) || HoldsPretraining(folder))) {
     FailUsage(folder, " already holds a run; give another --out, or --resume to continue it");
   }
+  if (!resume) RefuseOtherFiles(folder);
   if (resume && !HoldsRun(folder)) {
     if (!HoldsPretraining(folder)) Note(folder + " holds no checkpoint yet; the run starts again");
     resume = false;
@@ -423,6 +437,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     const TransferReport report = TakeWeights(
         *out.model, experiment.from,
         {experiment.new_head, experiment.swap_attention, out.task->HasFirstIdsOf(TaskOf(theirs))});
+    RequireFiniteWeights(*out.model, experiment.from);
     Note(StrCat("from ", experiment.from, ": ", report.Summary()));
     for (const std::string& note : report.notes) Note(note);
     const std::string classes =

@@ -1,6 +1,11 @@
 // train --from and the masked language model, from outside.
+#include <ATen/ATen.h>
+
+#include <cmath>
+
 #include "cistern/cli/testing_cli.h"
 #include "cistern/ops/testing.h"
+#include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
 namespace {
@@ -76,6 +81,20 @@ TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
   o = Run(Classify(out, {"--swap-attention", "--set", "model.attention=softmax"}));
   EXPECT_EQ(o.code, 0) << o;
   ExpectContains(o.err, {"tensors taken"});
+}
+
+TEST_F(FromTest, WeightsThatAreNotFiniteAreRefused) {
+  const std::string path = folder_ / "mlm/model.safetensors", out = folder_ / "rows";
+  TensorFile file = LoadTensors(path);
+  for (NamedTensor& t : file.tensors) {
+    if (t.name.ends_with("embed_tokens.weight")) t.value.view(-1)[5].fill_(std::nan(""));
+  }
+  SaveTensors(path, file);
+  const Outcome o = Run(Classify(out));
+  EXPECT_EQ(o.code, 1) << o;
+  ExpectContains(o.err, {path + ": tensor '", "embed_tokens.weight", "not finite"});
+  EXPECT_EQ(o.err.find("train.lr"), std::string::npos) << o;
+  EXPECT_FALSE(fs::exists(out));
 }
 
 // What the folder's head had and this one has no place for is not in the way.

@@ -25,12 +25,11 @@
 #include "cistern/base/terminal.h"
 #include "cistern/bench/papers.h"
 #include "cistern/cli/command.h"
+#include "cistern/io/json_text.h"
+#include "cistern/tensors/torch_error.h"
 #include "cistern/train/processes.h"
 
 namespace {
-
-// torch appends a C++ stack trace to its messages; people want the first line.
-std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // The word that was not understood, with the nearest command or option; empty when there is none.
 std::string Mistyped(const CLI::App& app) {
@@ -76,8 +75,12 @@ std::string BeyondRange(const CLI::App& app) {
   return "";
 }
 
+// Of `cistern train --json`: why it failed is a line of JSON as well.
+bool errors_as_json = false;
+
 // Names in a message may come from a file; they must not steer the terminal.
 int Report(const std::string& what, int code) {
+  if (errors_as_json) std::printf("%s\n", cistern::JsonLine({{"error", what}}).c_str());
   std::fflush(stdout);
   std::fprintf(stderr, "cistern: %s\n", cistern::Printable(what).c_str());
   return code;
@@ -87,8 +90,8 @@ int Report(const std::string& what, int code) {
 int ReportForeign(const std::string& command, const std::exception& e) {
   if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr)
     return Report("out of memory; lower the batch, the length or the model's size", 1);
-  if (const auto* torch = dynamic_cast<const c10::Error*>(&e)) {
-    const std::string what = FirstLine(torch->what_without_backtrace());
+  const std::string what = cistern::FirstLine(e);
+  if (dynamic_cast<const c10::Error*>(&e) != nullptr) {
     const size_t asked = what.find("you tried to allocate ");
     if (asked != what.npos) {
       const std::string rest = what.substr(asked + 22);  // "123 bytes. Error code ..."
@@ -104,7 +107,7 @@ int ReportForeign(const std::string& command, const std::exception& e) {
                       (second.empty() ? "" : " and " + second) + ": " + file->code().message(),
                   1);
   }
-  return Report("cistern " + command + " failed inside a library: " + FirstLine(e.what()), 1);
+  return Report("cistern " + command + " failed inside a library: " + what, 1);
 }
 
 // What was printed has arrived, or the run has failed.
@@ -125,7 +128,7 @@ int Finish(int code) {
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& e) {
-      Report(std::string("stopped by an error inside: ") + FirstLine(e.what()), 1);
+      Report(std::string("stopped by an error inside: ") + cistern::FirstLine(e), 1);
     } catch (...) {
       Report("stopped by an error inside", 1);
     }
@@ -213,6 +216,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     const std::string mistyped = e.get_exit_code() == 0 ? "" : Mistyped(app);
     if (!mistyped.empty()) return Report(mistyped, 2);
+    if (argc == 1) std::fprintf(stderr, "%s\n", app.help().c_str());
     return Finish(app.exit(e) == 0 ? 0 : 2);
   }
   if (const std::string beyond = BeyondRange(app); !beyond.empty()) return Report(beyond, 2);
@@ -220,6 +224,7 @@ int main(int argc, char** argv) {
     cistern::InstallInterruptHandler();
     const std::string command = app.get_subcommands().front()->get_name();
     if (command != "train") cistern::RequireOneProcess(command);
+    errors_as_json = command == "train" && app.get_subcommands().front()->count("--json") > 0;
     return Finish(run());
   } catch (const cistern::UsageError& e) {
     return Report(e.what(), 2);

@@ -25,7 +25,7 @@ TEST_F(OptionsTest, UnknownNamesGetTheNearestOne) {
   Expect({"trian"}, 2, {"did you mean 'train'?"});
   Expect({"compare", TrainedText(), "--mechanisms", "latte,abc_mpl"}, 2,
          {"did you mean 'abc_mlp'?"});
-  Expect({}, 2, {"subcommand"});
+  Expect({}, 2, {"subcommand", "compare", "generate", "'cistern COMMAND --help'"});
   const std::string file = folder_ / "experiment.toml";
   WriteFileAtomically(file, "[train]\nbacth = 8\n");
   Expect({"train", file}, 2, {file, "train.bacth", "did you mean 'train.batch'?"});

@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "cistern/io/fields.h"
-
 namespace cistern::cli {
 
 // Data that somebody has to bring (configs/tables/data.toml).

@@ -85,10 +85,8 @@ int ListCells(const Reproduction& r, bool as_json) {
 Json Begun(const ReproduceArguments& a, const Reproduction& r) {
   Json cells = Json::object();
   for (const ReproducedCell& cell : r.cells) cells[cell.folder] = cell.settings;
-  return {{"table", r.table.name},
-          {"small", a.small},
-          {"seed", r.first_seed},
-          {"cells", std::move(cells)}};
+  return {{"table", r.table.name},   {"small", a.small},          {"seed", r.first_seed},
+          {"threads", NumThreads()}, {"device", a.common.device}, {"cells", std::move(cells)}};
 }
 
 std::map<std::string, std::string> SettingsIn(const Json& cell, const std::string& out) {
@@ -110,6 +108,16 @@ void CheckResumed(const Json& begun, const Json& now, const std::string& out) {
       FailUsage(out, " was begun with ", key, " ", begun.value(key, Json()).dump(), ", not ",
                 now.at(key).dump(), "; give another --out");
   }
+  for (const char* key : {"threads", "device"}) {
+    const Json was = begun.value(key, Json()), is = now.at(key);
+    if (was.is_null() || was == is) continue;  // null: an earlier version did not say it
+    const auto word = [](const Json& value) {
+      return value.is_string() ? value.get<std::string>() : value.dump();
+    };
+    FailUsage(out, " was begun with ", key, " ", word(was), ", not ", word(is),
+              ": its runs could not be compared with the new ones; give --", key, " ", word(was),
+              ", or another --out");
+  }
   for (const auto& cell : now.at("cells").items()) {
     if (!begun.at("cells").contains(cell.key())) continue;
     std::string changed;
@@ -122,37 +130,25 @@ void CheckResumed(const Json& begun, const Json& now, const std::string& out) {
   }
 }
 
+// UsageError where the folder has something else than what a reproduction leaves that was ended
+// before its record was written.
+void CheckReproductionFolder(const std::string& out) {
+  std::error_code error, ignored;
+  if (std::filesystem::exists(out + "/cost.json", ignored)) return;
+  std::filesystem::directory_iterator entry(out, error), end;
+  for (; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name != "lock" && name != "experiments" && !name.starts_with("cost.tmp-"))
+      FailUsage("--out ", out, " has files of something else in it (", name,
+                "); name a new folder");
+  }
+}
+
 // Cells of the folder that this call leaves out stay its own.
 Json MergedRecord(Json begun, const Json& now) {
   if (begun.is_null()) return now;
   for (const auto& cell : now.at("cells").items()) begun["cells"][cell.key()] = cell.value();
   return begun;
-}
-
-// Without --out and --resume.
-std::string CommandLine(const CLI::App& command, const ReproduceArguments& a) {
-  std::string text = "cistern reproduce " + ShellWord(a.table);
-  const auto add = [&](const char* name, const std::vector<std::string>& values) {
-    for (const std::string& v : values) text += StrCat(" ", name, " ", ShellWord(v));
-  };
-  if (a.small) text += " --small";
-  if (a.seeds > 0) text += StrCat(" --seeds ", a.seeds);
-  const auto add_given = [&](const char* name, const std::string& value) {
-    if (command.count(name) > 0) add(name, {value});
-  };
-  add_given("--seed", std::to_string(a.common.seed));
-  add_given("--dtype", a.common.dtype);
-  add_given("--threads", std::to_string(a.common.threads));
-  add_given("--device", a.common.device);
-  for (const auto& list : {std::pair("--rows", &a.rows), std::pair("--columns", &a.columns)}) {
-    if (list.second->empty()) continue;
-    std::string joined;
-    for (const std::string& v : *list.second) joined += (joined.empty() ? "" : ",") + v;
-    add(list.first, {joined});
-  }
-  add("--data", a.data);
-  add("--set", a.set);
-  return text;
 }
 
 std::string SeedFolder(const Reproduction& r, const ReproducedCell& cell, int64_t seed) {
@@ -266,6 +262,8 @@ void RunAll(const ReproduceArguments& a, Reproduction* r, bool quiet) {
 
 int RunReproduce(CLI::App& command, ReproduceArguments a) {
   ApplyCommon(a.common);
+  if (a.retry && !a.resume)
+    FailUsage("--retry tries the failed runs of a folder again; give --resume with it");
   if (a.list && a.table.empty()) return ListTables(a.common.json);
   if (a.table.empty())
     FailUsage("name the table; cistern reproduce --list shows those that there are");
@@ -282,7 +280,8 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
       FailUsage("--set ", s,
                 ": the runs of a cell have the seeds --seed, --seed + 1, ...; give --seed");
   }
-  r.command = CommandLine(command, a);
+  r.command = CommandLine(
+      command, {"--out", "--resume", "--retry", "--estimate", "--list", "--json", "--quiet"});
   r.machine = StrCat(NumThreads(), NumThreads() == 1 ? " thread, " : " threads, ", ActiveIsa(),
                      ", version ", CISTERN_VERSION);
   PlanOptions plan{a.small, a.data, a.set, true};
@@ -297,9 +296,14 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   if (begun && !a.resume && !a.estimate)
     FailUsage(r.out, " already holds a reproduction; --resume continues it, or give another --out");
   const Json now = Begun(a, r), before = begun ? ReadCheckedJson(record) : Json();
-  if (begun) CheckResumed(before, now, r.out);
+  if (begun) {
+    CheckResumed(before, now, r.out);
+  } else {
+    CheckReproductionFolder(r.out);
+  }
   EnsureDirectory(r.out + "/experiments");
   const FileLock lock(r.out + "/lock", "the reproduction in " + r.out);
+  RemoveLeftovers(r.out);
   SameData data;
   for (const ReproducedCell& cell : r.cells) {
     for (int64_t i = 0; i < r.seeds; ++i)
@@ -333,6 +337,9 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   } catch (const InterruptedRun&) {
     WriteReproduction(r);
     return stopped();
+  } catch (const Error&) {  // a run could not be started; the others are results
+    WriteReproduction(r);
+    throw;
   }
   const std::string tested = WriteReproduction(r);
   const bool any = std::any_of(r.cells.begin(), r.cells.end(), [&](const ReproducedCell& cell) {

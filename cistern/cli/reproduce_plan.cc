@@ -8,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/io/scratch_folder.h"
 #include "cistern/train/run_state.h"
 
@@ -128,6 +129,15 @@ std::map<std::string, std::string> SettingsOf(Experiment experiment) {
   return all;
 }
 
+// Removed at the end, however that comes.
+struct RemovedFolder {
+  std::string path;
+  ~RemovedFolder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+};
+
 double MedianOf(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x[x.size() / 2];
@@ -241,7 +251,8 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
 void MeasureCost(const std::string& out, const Common& common, ReproducedCell* cell) {
   const TrainOptions& train = cell->experiment.train;
   ChildSettings child;
-  child.folder = StrCat(out, "/cost/", cell->folder);
+  const std::string scratch = TemporaryName(out + "/cost");
+  child.folder = scratch + "/" + cell->folder;
   child.file = CellFile(out, *cell);
   child.set = cell->set;
   child.threads = common.threads;
@@ -253,8 +264,7 @@ void MeasureCost(const std::string& out, const Common& common, ReproducedCell* c
         std::string("train.eval_tokens=1"), std::string("train.final_test=false")})
     child.set.push_back(s);
   if (train.schedule_steps == 0 && train.warmup >= 1) child.set.push_back("train.warmup=1");
-  std::error_code ignored;
-  fs::remove_all(child.folder, ignored);
+  const RemovedFolder removed{scratch};
   const ChildRun run = RunTraining(child);
   if (!run.failed.empty()) {
     cell->unmeasured = run.failed;
@@ -272,7 +282,6 @@ void MeasureCost(const std::string& out, const Common& common, ReproducedCell* c
                                   1 / tokens, tokens * step / rows);
     }
   }
-  fs::remove_all(out + "/cost", ignored);
 }
 
 }  // namespace cistern::cli

@@ -44,8 +44,8 @@ std::vector<std::string> ChangedSettings(const std::map<std::string, std::string
 // The experiment file of a cell below a reproduction's folder.
 std::string CellFile(const std::string& out, const ReproducedCell& cell);
 
-// Sets `estimate`, or `unmeasured`: trains a few steps of the cell in OUT/cost, which is removed
-// again. Evaluation is taken as a third of a training step for each token.
+// Sets `estimate`, or `unmeasured`: trains a few steps of the cell in OUT/cost.tmp-<pid>-<n>, which
+// is removed again. Evaluation is taken as a third of a training step for each token.
 void MeasureCost(const std::string& out, const Common& common, ReproducedCell* cell);
 
 }  // namespace cistern::cli

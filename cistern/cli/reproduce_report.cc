@@ -334,7 +334,7 @@ HtmlTable ColumnTable(const Reproduction& r, size_t column) {
                                            : "";
       for (const std::string& text :
            {WithDeviation(s.mean, s.deviation, s.finished > 1), Printed(of), gap,
-            Thousands(int64_t(s.parameters)), Thousands(int64_t(s.tokens_per_second)),
+            Thousands(int64_t(s.parameters)), Thousands(std::llround(s.tokens_per_second)),
             ByteCount(s.peak_bytes), Fixed(s.seconds, 0)})
         cells.push_back(text);
       if (table.best_row < 0 || (lower ? s.mean < best : s.mean > best)) {

@@ -1,9 +1,11 @@
 // `cistern reproduce` from outside: tables that it finds, refusals before any work, runs with known
 // sums, failed runs, resuming.
 #include <cmath>
+#include <optional>
 #include <sstream>
 
 #include "cistern/cli/testing_cli.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/ops/testing.h"
 
 namespace cistern {
@@ -107,6 +109,7 @@ TEST_F(ReproduceTest, EveryTableOfThePapersCanBePlanned) {
 
 TEST_F(ReproduceTest, RefusesWhatItCannotDoBeforeAnyWork) {
   Expect({"reproduce"}, 2, {"name the table", "--list"});
+  Expect(Command({"--retry"}), 2, {"--retry", "give --resume with it"});
   Expect({"reproduce", "P000-T2"}, 2, {"unknown table 'P000-T2'", "P000-T"});
   Expect({"reproduce", "P000-T1", "--rows", "Luna-17"}, 2,
          {"row of P000-T1", "Luna-17", "did you mean 'Luna-1"});
@@ -244,6 +247,9 @@ TEST_F(ReproduceTest, ResumesWhereItStopped) {
   Expect(Command({"--resume", "--set", "train.steps=5"}), 2,
          {"softmax/listops was begun with other settings", "train.steps 4 -> 5"});
   Expect(Command({"--resume", "--small"}), 2, {"was begun with small false"});
+  Words threads = Command({"--resume"});
+  threads[3] = "2";
+  Expect(threads, 2, {out + " was begun with threads 1, not 2", "give --threads 1"});
   // Files that have moved are the same settings, a file that was edited is not.
   fs::create_directory(folder_ / "moved");
   for (const char* part : {"/experiments", "/tables"})
@@ -304,6 +310,73 @@ TEST_F(ReproduceTest, AnEstimateIsOfTheSettingsAskedFor) {
   Expect(Command({"--set", "seed=5"}), 2, {"--set seed=5", "give --seed"});
 }
 
+TEST_F(ReproduceTest, FilesOfSomethingElseStay) {
+  const std::string out = folder_ / "out";
+  for (const char* name : {"cost/notes.txt", "report.html"}) File(StrCat("out/", name), "mine");
+  const auto before = Contents(out);
+  Expect(Command({"--small"}), 2, {out + " has files of something else in it", "new folder"});
+  EXPECT_EQ(Contents(out), before);
+  fs::remove_all(out);
+  // What was killed before its record, and later additions to its own folder.
+  File("out/experiments/softmax-listops.toml", "");
+  File("out/cost.tmp-999999-0/log.txt", "");
+  ASSERT_EQ(Run(Command({"--small", "--seeds", "1", "--rows", "Softmax"})).code, 0);
+  EXPECT_FALSE(fs::exists(out + "/cost.tmp-999999-0"));
+  File("out/cost/notes.txt", "mine");
+  ASSERT_EQ(Run(Command({"--small", "--seeds", "1", "--resume"})).code, 0);
+  EXPECT_EQ(ReadFile(out + "/cost/notes.txt"), "mine");
+  for (const auto& entry : fs::directory_iterator(out))
+    EXPECT_FALSE(entry.path().filename().string().starts_with("cost.tmp-")) << entry.path();
+}
+
+// By a run whose reproduction was killed and that still saves.
+TEST_F(ReproduceTest, AFolderInUseIsWaitedFor) {
+  const Words words = Command({"--small", "--seeds", "1"});
+  ASSERT_EQ(Run(words + Words{"--rows", "Softmax"}).code, 0);
+  const std::string run = folder_ / "out/latte/listops/seed-1", prefix = folder_ / "run";
+  EnsureDirectory(run);
+  std::optional<FileLock> lock;
+  lock.emplace(run + "/lock", "it");
+  const pid_t child = Start(words + Words{"--resume"}, prefix);
+  bool waits = false;
+  for (int i = 0; i < 6000 && !waits && ::waitpid(child, nullptr, WNOHANG) == 0; ++i) {
+    ::usleep(10'000);
+    waits = ReadFile(prefix + ".err").find("waiting for it") != std::string::npos;
+  }
+  ASSERT_TRUE(waits) << ReadFile(prefix + ".err");
+  EXPECT_FALSE(fs::exists(run + "/result.json"));
+  lock.reset();
+  const Outcome o = Wait(child, prefix);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(Count(ReadFile(folder_ / "out/runs.csv"), ",finished\n"), 2u) << o;
+}
+
+// A rebuild while it runs.
+TEST_F(ReproduceTest, AReplacedProgramGoesOn) {
+  const std::string program = std::getenv("CISTERN_BINARY"), copy = folder_ / "cistern",
+                    prefix = folder_ / "run";
+  fs::copy_file(program, copy);
+  ::setenv("CISTERN_BINARY", copy.c_str(), 1);
+  const pid_t child = Start(Command({"--small", "--seeds", "1"}), prefix);
+  for (int i = 0; i < 6000 && !fs::exists(folder_ / "out/experiments"); ++i) ::usleep(10'000);
+  fs::remove(copy);
+  WriteFileAtomically(copy, "another program");
+  ::setenv("CISTERN_BINARY", program.c_str(), 1);
+  const Outcome o = Wait(child, prefix);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(Count(ReadFile(folder_ / "out/runs.csv"), ",finished\n"), 2u) << o;
+}
+
+TEST_F(ReproduceTest, ARunThatCannotBeStartedLeavesTheReportOfTheOthers) {
+  const Words words = Command({"--small", "--seeds", "1"});
+  ASSERT_EQ(Run(words + Words{"--rows", "Softmax"}).code, 0);
+  fs::remove(folder_ / "out/report.html");
+  File("out/latte", "in the way");
+  Expect(words + Words{"--resume"}, 1, {"cannot create directory", "out/latte"});
+  ExpectContains(ReadFile(folder_ / "out/report.html"), {"Softmax"});
+  EXPECT_EQ(Count(ReadFile(folder_ / "out/runs.csv"), ",finished\n"), 1u);
+}
+
 TEST_F(ReproduceTest, AnInterruptedReproductionGoesOn) {
   const std::string prefix = folder_ / "run", data = folder_ / "my data";
   fs::create_directory(data);
@@ -315,9 +388,10 @@ TEST_F(ReproduceTest, AnInterruptedReproductionGoesOn) {
   ::kill(child, SIGINT);
   const Outcome o = Wait(child, prefix);
   ASSERT_EQ(o.code, 130) << o;
-  ExpectContains(o.err, {"to continue: cistern reproduce", "--seed 1 --dtype float32 --threads 1",
-                         "--data '" + data + "' --set train.steps=30"});
-  ExpectContains(o.err, {"--resume"});
+  ExpectContains(
+      o.err, {"to continue: cistern reproduce " + (folder_ / "tables/tiny.toml") +
+              " --threads 1 --seeds 2 --set train.steps=30 --seed 1 --dtype " + "float32 --data '" +
+              data + "' --out " + (folder_ / "out") + " --resume\n"});
   EXPECT_TRUE(fs::exists(folder_ / "out/report.html"));
   EXPECT_FALSE(fs::exists(folder_ / "out/latte/listops/seed-2/result.json"));
   const Outcome rest = Run(words + Words{"--resume"});

@@ -59,7 +59,7 @@ TEST_F(RobustTest, OutputThatDoesNotArriveIsAFailure) {
       {"data", "text", text},
       {"data", "text", text, "--json"},
       {"data", "listops", "--out", folder_ / "listops", "--counts", "2,1,1"},
-      {"data", "listops", "--out", folder_ / "listops", "--counts", "2,1,1", "--json"},
+      {"data", "listops", "--out", folder_ / "lines", "--counts", "2,1,1", "--json"},
       {"info"},
       {"info", "--json"},
       {"info", "--docs"},
@@ -481,6 +481,24 @@ TEST_F(RobustTest, AFolderWithoutACheckpointMayBeBegunAgain) {
   ASSERT_EQ(resumed.code, 0) << resumed;
   EXPECT_NE(resumed.err.find("starts again"), std::string::npos) << resumed;
   EXPECT_EQ(EndOf(again, 3), EndOf(Trained(), 3));
+}
+
+// As the trainer of another program leaves it; one of the names is enough.
+TEST_F(RobustTest, AFolderOfAnotherProgramIsLeftAlone) {
+  const Words names = {"checkpoint-500/model.safetensors", "events.out.tfevents.1", "metrics.csv",
+                       "config.json", "tokenizer.json"};
+  const auto refused = [](const std::string& out, const Words& files) {
+    for (const std::string& name : files) {
+      EnsureDirectory(fs::path(out + "/" + name).parent_path().string());
+      WriteFileAtomically(out + "/" + name, "theirs");
+    }
+    const auto before = Contents(out);
+    Expect(Train(TrainedText(), out), 2,
+           {out + " has files of something else in it", "name a new folder"});
+    EXPECT_EQ(Contents(out), before);
+  };
+  refused(folder_ / "all", names + Words{"checkpoint-500/trainer_state.json"});
+  for (size_t i = 0; i < names.size(); ++i) refused(folder_ / StrCat("one-", i), {names[i]});
 }
 
 TEST_F(RobustTest, OptionsThatMakeNoSense) {

@@ -13,7 +13,9 @@
 #include "cistern/cli/command.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/io/json_text.h"
+#include "cistern/tasks/task.h"
 #include "cistern/text/tokenizer.h"
+#include "cistern/train/checkpoint.h"
 #include "cistern/train/processes.h"
 #include "cistern/train/shared_run.h"
 
@@ -104,6 +106,27 @@ bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
   });
 }
 
+// As ReadExperiment; where the file may be data, its UsageErrors say how data are given.
+void ReadNamedExperiment(Experiment& experiment, const std::string& file,
+                         const std::vector<std::string>& set) {
+  if (file.empty() || file.ends_with(".toml") || file.ends_with(".json"))
+    return ReadExperiment(experiment, file, set);
+  const char* data = "an experiment file is TOML; data are given by --data, a text also by --text";
+  if (TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
+  try {
+    ReadExperiment(experiment, file, set);
+  } catch (const UsageError& e) {
+    FailUsage(e.what(), "; ", data);
+  }
+}
+
+// Whether anything says what to learn from.
+bool SaysTask(const TrainArguments& a) {
+  const auto of_task = [](const std::string& s) { return AssignedKey(s).starts_with("task."); };
+  return !a.file.empty() || !a.text.empty() || !a.data.empty() || !a.task.empty() ||
+         std::any_of(a.set.begin(), a.set.end(), of_task);
+}
+
 int RunTrain(CLI::App& command, const TrainArguments& a) {
   ApplyCommon(a.common.OrAuto());
   Experiment experiment;
@@ -163,9 +186,13 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (command.count("--seed") > 0) set.push_back("seed=" + std::to_string(a.common.seed));
   if (command.count("--dtype") > 0) set.push_back("dtype=" + a.common.dtype);
   if (a.resume) {
+    std::error_code unknown;
+    CISTERN_CHECK(std::filesystem::exists(run.path() + "/experiment.json", unknown) || unknown ||
+                      NewestCheckpoint(run.path()),
+                  "there is no run in ", a.out, " to resume; --out names its folder");
     ReadRunExperiment(experiment, run.path(), set);
   } else {
-    ReadExperiment(experiment, a.file, set);
+    ReadNamedExperiment(experiment, a.file, set);
   }
   if (a.skip_bad_rows) experiment.task.SkipBadRows();
   if (a.print_config) {
@@ -173,6 +200,10 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     std::printf("%s", ExperimentToml(experiment).c_str());
     return 0;
   }
+  if (!a.resume && !SaysTask(a))
+    FailUsage(
+        "nothing to learn from: give a text (--text my.txt), data (--data rows.csv), a --task that "
+        "generates its own (cistern info --tasks), or an experiment file");
   const Trained trained = TrainExperiment(experiment, run.path(), a.resume, processes);
   const TrainResult& r = trained.result;
   if (!processes->first()) return r.interrupted ? 130 : 0;

@@ -26,6 +26,24 @@ TEST_F(TrainArgumentsTest, SettingsThatSuitTheTask) {
   ExpectContains(set.out, {"optimizer = \"adamw\"", "positions = \"learned\""});
 }
 
+// The positional argument is an experiment file; data have options of their own.
+TEST_F(TrainArgumentsTest, DataAreNoExperimentFile) {
+  const std::string rows = folder_ / "my.csv", corpus = folder_ / "corpus",
+                    config = folder_ / "config";
+  WriteFileAtomically(rows, "text,label\nhello,a\n");
+  WriteFileAtomically(corpus, "hello, world\n");
+  const std::string how = "an experiment file is TOML; data are given by --data";
+  Expect({"train", rows, "--print-config"}, 2, {rows + " looks like data", how});
+  Expect({"train", *shared_ / "text.txt", "--print-config"}, 2, {"looks like data", how, "--text"});
+  Expect({"train", corpus, "--print-config"}, 2, {corpus + ":1:", "not valid TOML", how});
+  Expect({"train", folder_.path(), "--print-config"}, 2, {folder_.path(), how});
+  // Whatever it is called.
+  WriteFileAtomically(config, "seed = 7\n");
+  const Outcome o = Run({"train", config, "--print-config"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"seed = 7"});
+}
+
 TEST_F(TrainArgumentsTest, StepsOrSeconds) {
   const Words train = {"train", "--data", *shared_ / "text.txt", "--print-config"};
   const char* both = "steps or seconds, not both";
