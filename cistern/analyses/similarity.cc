@@ -35,10 +35,12 @@ double Difference(const float* a, const float* b, int64_t n) {
   return sum;
 }
 
+using Grid = std::vector<std::vector<double>>;
+using BestMatch = std::vector<Grid>;  // SimilarityAnalysis::BestMatches
+
 // The most alike of the heads of each layer with those of each other: [l][l'] = max_h S(l,h -> l').
-std::vector<std::vector<double>> OfLayers(
-    const std::vector<std::vector<std::vector<double>>>& best) {
-  std::vector<std::vector<double>> out;
+Grid OfLayers(const BestMatch& best) {
+  Grid out;
   for (const auto& heads : best) {
     out.emplace_back(best.size(), 0);
     for (const auto& head : heads) {
@@ -46,6 +48,107 @@ std::vector<std::vector<double>> OfLayers(
     }
   }
   return out;
+}
+
+void AddLayerMap(const Grid& of_layers, Figures* f) {
+  const size_t layers = of_layers.size();
+  HeatMap map;
+  map.title = "Most similar heads of two layers";
+  map.x_label = "layer compared with", map.y_label = "layer";
+  map.rows = map.columns = int64_t(layers);
+  for (size_t l = 0; l < layers; ++l) {
+    map.row_names.push_back(std::to_string(l + 1));
+    for (const double x : of_layers[l]) map.values.push_back(x);
+  }
+  map.column_names = map.row_names;
+  f->Add("layers", map,
+         "Each cell: the head of the line's layer that is most like some head of the column's "
+         "layer. The darker the cells beside the diagonal against those far from it, the more do "
+         "adjacent layers repeat each other.");
+}
+
+// Adjacent layers: are they the most alike?
+void AddByDistance(const BestMatch& best, const Grid& of_layers, Figures* f) {
+  const size_t layers = best.size();
+  Figures::Table by_distance{"distance",
+                             "Mean over pairs of layers that are so far apart",
+                             {"layers apart", "most similar heads", "mean over heads"},
+                             {}};
+  LineChart apart{"Similarity by distance of layers", "layers apart", "similarity", {}};
+  Series most{"most similar heads", {}, {}}, average{"mean over heads of the best match", {}, {}};
+  for (size_t d = 1; d < layers; ++d) {
+    double sum = 0, heads_sum = 0;
+    int64_t pairs = 0, heads = 0;
+    for (size_t l = 0; l < layers; ++l) {
+      for (size_t to = 0; to < layers; ++to) {
+        if (l + d != to && to + d != l) continue;
+        sum += of_layers[l][to], ++pairs;
+        for (const auto& head : best[l]) heads_sum += head[to], ++heads;
+      }
+    }
+    by_distance.rows.push_back({int64_t(d), sum / double(pairs), heads_sum / double(heads)});
+    most.x.push_back(double(d)), most.y.push_back(sum / double(pairs));
+    average.x.push_back(double(d)), average.y.push_back(heads_sum / double(heads));
+  }
+  f->Add(std::move(by_distance));
+  if (layers > 2) {
+    apart.series = {most, average};
+    f->Add("distance", apart, "Falling lines: the further apart, the less alike.");
+  }
+}
+
+// Fig 3, both directions: heads of a layer from the least to the most alike.
+void AddRanks(const BestMatch& best, Figures* f) {
+  const size_t layers = best.size();
+  Figures::Table ranks{"adjacent",
+                       "Heads by how like the next layer (or the one before) they are",
+                       {"layer", "compared with", "rank", "head", "similarity"},
+                       {},
+                       false};
+  for (const bool forward : {true, false}) {
+    LineChart chart{forward ? "Heads of a layer against the next layer"
+                            : "Heads of a layer against the layer before",
+                    "rank of the head, from the least alike",
+                    "similarity of the best match",
+                    {}};
+    for (size_t l = 0; l < layers; ++l) {
+      if (forward ? l + 1 == layers : l == 0) continue;
+      const size_t to = forward ? l + 1 : l - 1;
+      std::vector<std::pair<double, int64_t>> sorted;
+      for (size_t h = 0; h < best[l].size(); ++h)
+        sorted.emplace_back(best[l][h][to], int64_t(h) + 1);
+      std::sort(sorted.begin(), sorted.end());
+      Series series{StrCat(l + 1, " to ", to + 1), {}, {}};
+      for (size_t r = 0; r < sorted.size(); ++r) {
+        series.x.push_back(double(r) + 1), series.y.push_back(sorted[r].first);
+        ranks.rows.push_back(
+            {int64_t(l) + 1, int64_t(to) + 1, int64_t(r) + 1, sorted[r].second, sorted[r].first});
+      }
+      chart.series.push_back(std::move(series));
+    }
+    f->Add(forward ? "next" : "before", chart,
+           "One line a layer: its heads sorted by how like the best matching head of the other "
+           "layer they are.");
+  }
+  f->Add(std::move(ranks));
+}
+
+// first: SimilarityAnalysis::first_.
+void AddPairs(const std::vector<double>& mean, const std::vector<int64_t>& first, Figures* f) {
+  const size_t layers = first.size() - 1;
+  Figures::Table pairs{
+      "heads", "Every two heads", {"layer", "head", "layer 2", "head 2", "similarity"}, {}, false};
+  const auto count = size_t(first.back());
+  for (size_t l = 0; l < layers; ++l) {
+    for (auto h = size_t(first[l]); h < size_t(first[l + 1]); ++h) {
+      for (size_t to = l; to < layers; ++to) {
+        for (auto g = std::max(h + 1, size_t(first[to])); g < size_t(first[to + 1]); ++g)
+          pairs.rows.push_back({int64_t(l) + 1, int64_t(h) - first[l] + 1, int64_t(to) + 1,
+                                int64_t(g) - first[to] + 1, mean[h * count + g]});
+      }
+    }
+  }
+  f->Add(std::move(pairs));
 }
 
 }  // namespace
@@ -336,128 +439,54 @@ std::vector<SimilarityCell> SimilarityAnalysis::Cells(const std::string& model) 
 Figures SimilarityAnalysis::Report() const {
   const bool random = options_.data == Data::kRandom;
   const Sums& sums = random ? random_ : data_;
-  const int64_t rows = sums.rows;
-  CISTERN_CHECK(rows > 0, "[similarity] no row with a token was read");
-  const size_t layers = names_.size();
+  CISTERN_CHECK(sums.rows > 0, "[similarity] no row with a token was read");
   const std::vector<double> mean = Heads(random);
-  const auto best = BestMatches(mean);
-  const auto of_layers = OfLayers(best);
+  const BestMatch best = BestMatches(mean);
+  const Grid of_layers = OfLayers(best);
+  const std::vector<SimilarityCell> cells = Cells("");
   Figures f;
-  f.Fact("rows", rows).Fact("rows_without_tokens", sums.skipped);
+  f.Fact("rows", sums.rows).Fact("rows_without_tokens", sums.skipped);
   f.Fact("data", random ? "random ids" : "rows");
-  f.Text(StrCat(
+  AddDefinition(random, &f);
+  AddLayerMap(of_layers, &f);
+  f.Fact("layers_most_like_an_adjacent_one", MostLikeAdjacent(cells[0]));
+  f.Fact("layers", int64_t(names_.size()));
+  AddCells(cells, &f);
+  AddByDistance(best, of_layers, &f);
+  AddRanks(best, &f);
+  AddPairs(mean, first_, &f);
+  AddExamples(sums, of_layers, &f);
+  AddReuse(best, sums.tokens / double(sums.rows), &f);
+  return f;
+}
+
+void SimilarityAnalysis::AddDefinition(bool random, Figures* f) const {
+  const Sums& sums = random ? random_ : data_;
+  f->Text(StrCat(
       "1 minus the total variation distance between the attention of two heads, the mean over the "
       "real queries of ",
-      rows, random ? " rows of random ids" : " rows",
+      sums.rows, random ? " rows of random ids" : " rows",
       ": 1 means that both always look at the same tokens, 0 that they never do."));
   if (sums.without > 0) {
-    f.Fact("queries_without_weights", sums.without);
-    f.Text(StrCat(sums.without,
-                  " queries, counted in each head, have no weight at all: they look nowhere, and "
-                  "are left out of what the head is compared in."));
+    f->Fact("queries_without_weights", sums.without);
+    f->Text(StrCat(sums.without,
+                   " queries, counted in each head, have no weight at all: they look nowhere, and "
+                   "are left out of what the head is compared in."));
   }
   if (other_layers_ > 0)
-    f.Text(StrCat(other_layers_,
-                  " layers of another form are left out: they attend to other "
-                  "tokens."));
-  HeatMap map;
-  map.title = "Most similar heads of two layers";
-  map.x_label = "layer compared with", map.y_label = "layer";
-  map.rows = map.columns = int64_t(layers);
-  for (size_t l = 0; l < layers; ++l) {
-    map.row_names.push_back(std::to_string(l + 1));
-    for (const double x : of_layers[l]) map.values.push_back(x);
-  }
-  map.column_names = map.row_names;
-  f.Add("layers", map,
-        "Each cell: the head of the line's layer that is most like some head of the column's "
-        "layer. The darker the cells beside the diagonal against those far from it, the more do "
-        "adjacent layers repeat each other.");
+    f->Text(StrCat(other_layers_,
+                   " layers of another form are left out: they attend to other "
+                   "tokens."));
+}
 
-  // Adjacent layers: are they the most alike?
-  Figures::Table by_distance{"distance",
-                             "Mean over pairs of layers that are so far apart",
-                             {"layers apart", "most similar heads", "mean over heads"},
-                             {}};
-  LineChart apart{"Similarity by distance of layers", "layers apart", "similarity", {}};
-  Series most{"most similar heads", {}, {}}, average{"mean over heads of the best match", {}, {}};
-  for (size_t d = 1; d < layers; ++d) {
-    double sum = 0, heads_sum = 0;
-    int64_t pairs = 0, heads = 0;
-    for (size_t l = 0; l < layers; ++l) {
-      for (size_t to = 0; to < layers; ++to) {
-        if (l + d != to && to + d != l) continue;
-        sum += of_layers[l][to], ++pairs;
-        for (const auto& head : best[l]) heads_sum += head[to], ++heads;
-      }
-    }
-    by_distance.rows.push_back({int64_t(d), sum / double(pairs), heads_sum / double(heads)});
-    most.x.push_back(double(d)), most.y.push_back(sum / double(pairs));
-    average.x.push_back(double(d)), average.y.push_back(heads_sum / double(heads));
-  }
-  const std::vector<SimilarityCell> cells = Cells("");
-  f.Fact("layers_most_like_an_adjacent_one", MostLikeAdjacent(cells[0]));
-  f.Fact("layers", int64_t(layers));
-  AddCells(cells, &f);
-  f.Add(std::move(by_distance));
-  if (layers > 2) {
-    apart.series = {most, average};
-    f.Add("distance", apart, "Falling lines: the further apart, the less alike.");
-  }
-
-  // Fig 3, both directions: heads of a layer from the least to the most alike.
-  Figures::Table ranks{"adjacent",
-                       "Heads by how like the next layer (or the one before) they are",
-                       {"layer", "compared with", "rank", "head", "similarity"},
-                       {},
-                       false};
-  for (const bool forward : {true, false}) {
-    LineChart chart{forward ? "Heads of a layer against the next layer"
-                            : "Heads of a layer against the layer before",
-                    "rank of the head, from the least alike",
-                    "similarity of the best match",
-                    {}};
-    for (size_t l = 0; l < layers; ++l) {
-      if (forward ? l + 1 == layers : l == 0) continue;
-      const size_t to = forward ? l + 1 : l - 1;
-      std::vector<std::pair<double, int64_t>> sorted;
-      for (size_t h = 0; h < best[l].size(); ++h)
-        sorted.emplace_back(best[l][h][to], int64_t(h) + 1);
-      std::sort(sorted.begin(), sorted.end());
-      Series series{StrCat(l + 1, " to ", to + 1), {}, {}};
-      for (size_t r = 0; r < sorted.size(); ++r) {
-        series.x.push_back(double(r) + 1), series.y.push_back(sorted[r].first);
-        ranks.rows.push_back(
-            {int64_t(l) + 1, int64_t(to) + 1, int64_t(r) + 1, sorted[r].second, sorted[r].first});
-      }
-      chart.series.push_back(std::move(series));
-    }
-    f.Add(forward ? "next" : "before", chart,
-          "One line a layer: its heads sorted by how like the best matching head of the other "
-          "layer they are.");
-  }
-  f.Add(std::move(ranks));
-  Figures::Table pairs{
-      "heads", "Every two heads", {"layer", "head", "layer 2", "head 2", "similarity"}, {}, false};
-  const auto count = size_t(first_.back());
-  for (size_t l = 0; l < layers; ++l) {
-    for (auto h = size_t(first_[l]); h < size_t(first_[l + 1]); ++h) {
-      for (size_t to = l; to < layers; ++to) {
-        for (auto g = std::max(h + 1, size_t(first_[to])); g < size_t(first_[to + 1]); ++g)
-          pairs.rows.push_back({int64_t(l) + 1, int64_t(h) - first_[l] + 1, int64_t(to) + 1,
-                                int64_t(g) - first_[to] + 1, mean[h * count + g]});
-      }
-    }
-  }
-  f.Add(std::move(pairs));
-
-  // Fig 6: after how many examples the heat map is what it is in the end.
+void SimilarityAnalysis::AddExamples(const Sums& sums, const Grid& of_layers, Figures* f) const {
+  const size_t layers = of_layers.size();
   Figures::Table enough{"examples",
                         "How far the layers' map after the first rows is from the last",
                         {"rows", "largest difference", "mean difference"},
                         {}};
   for (const Snapshot& s : sums.snapshots) {
-    if (s.rows >= rows) continue;
+    if (s.rows >= sums.rows) continue;
     const auto then = OfLayers(BestMatches(MeanOf(s.sums, s.counts)));
     double largest = 0, sum = 0;
     for (size_t l = 0; l < layers; ++l) {
@@ -468,42 +497,42 @@ Figures SimilarityAnalysis::Report() const {
     }
     enough.rows.push_back({s.rows, largest, sum / double(layers * layers)});
   }
-  if (!enough.rows.empty()) f.Add(std::move(enough));
+  if (!enough.rows.empty()) f->Add(std::move(enough));
+}
 
-  f.Heading("A Reuse model");
+void SimilarityAnalysis::AddReuse(const BestMatch& best, double length, Figures* f) const {
+  f->Heading("A Reuse model");
   const bool softmax = std::all_of(mechanisms_.begin(), mechanisms_.end(),
                                    [](const std::string& m) { return m == "softmax"; });
   const bool even = std::all_of(best.begin(), best.end(),
                                 [&](const auto& heads) { return heads.size() == best[0].size(); });
   if (!softmax || !even || context_.config.info().forms.size() > 1) {
-    f.Text(
+    f->Text(
         "Reuse takes over the scores of exact softmax attention, so nothing is recommended for "
         "this model; train one with model.attention=softmax in all layers of one stack.");
-    return f;
+    return;
   }
-  const ReuseRecommendation r =
-      RecommendReuse(best, context_.config, options_.threshold, sums.tokens / double(rows));
+  const ReuseRecommendation r = RecommendReuse(best, context_.config, options_.threshold, length);
   if (r.copied == 0) {
-    f.Text(StrCat("No layer has a head that is ", Significant(options_.threshold, 3),
-                  " like one of the layer before: nothing to reuse. A lower "
-                  "similarity.threshold copies what is less alike."));
-    return f;
+    f->Text(StrCat("No layer has a head that is ", Significant(options_.threshold, 3),
+                   " like one of the layer before: nothing to reuse. A lower "
+                   "similarity.threshold copies what is less alike."));
+    return;
   }
   std::string settings;
   for (const std::string& s : r.settings)
     settings += (settings.empty() ? "" : " ") + ("--set " + s);
-  f.Fact("reuse", r.options).Fact("reuse_settings", settings);
-  f.Fact("reuse_copied_heads", r.copied).Fact("reuse_least_similarity", r.least);
-  f.Fact("reuse_flops_share", r.flops_share).Fact("reuse_parameters_share", r.parameters_share);
-  f.Text(StrCat("The heads most alike, ", r.copied, " of ", first_.back(),
-                ", could take over the scores of the layer before; the least alike of them is ",
-                Significant(r.least, 3),
-                " like its source. Predicted for the stack, with "
-                "keep=scores: ",
-                Fixed(100 * r.flops_share, 1), " % of the FLOPs and ",
-                Fixed(100 * r.parameters_share, 1), " % of the parameters. To train it:"));
-  f.Preformatted(settings);
-  return f;
+  f->Fact("reuse", r.options).Fact("reuse_settings", settings);
+  f->Fact("reuse_copied_heads", r.copied).Fact("reuse_least_similarity", r.least);
+  f->Fact("reuse_flops_share", r.flops_share).Fact("reuse_parameters_share", r.parameters_share);
+  f->Text(StrCat("The heads most alike, ", r.copied, " of ", first_.back(),
+                 ", could take over the scores of the layer before; the least alike of them is ",
+                 Significant(r.least, 3),
+                 " like its source. Predicted for the stack, with "
+                 "keep=scores: ",
+                 Fixed(100 * r.flops_share, 1), " % of the FLOPs and ",
+                 Fixed(100 * r.parameters_share, 1), " % of the parameters. To train it:"));
+  f->Preformatted(settings);
 }
 
 }  // namespace cistern

@@ -59,6 +59,14 @@ class SimilarityAnalysis : public Analysis {
   void AddRow(const std::vector<const CapturedLayer*>& layers, int64_t row, Sums* sums) const;
   static std::vector<double> MeanOf(const std::vector<double>& sums,
                                     const std::vector<double>& counts);
+  // The steps of Report. What the numbers mean, and what is left out of them.
+  void AddDefinition(bool random, Figures* f) const;
+  // After how many examples the heat map is what it is in the end (Fig 6).
+  void AddExamples(const Sums& sums, const std::vector<std::vector<double>>& of_layers,
+                   Figures* f) const;
+  // The Reuse model that is recommended; length: tokens of a row, the mean.
+  void AddReuse(const std::vector<std::vector<std::vector<double>>>& best, double length,
+                Figures* f) const;
 
   Options options_;
   AnalysisContext context_;

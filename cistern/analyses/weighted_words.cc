@@ -39,7 +39,8 @@ std::vector<std::string> WordsOf(const at::Tensor& ids,
 }
 
 std::string RenderWords(const std::string& title, const std::vector<WeightedWord>& words,
-                        int64_t marked, int width) {
+                        int64_t marked) {
+  constexpr int kWidth = 720;
   constexpr double kWide = 8, kHigh = 24;  // of a character, of a line
   double largest = 0;
   for (const WeightedWord& w : words) {
@@ -50,7 +51,7 @@ std::string RenderWords(const std::string& title, const std::vector<WeightedWord
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string text = OnOneLine(words[i].text);
     const double wide = kWide * double(Characters(text)) + 2;
-    if (x + wide > width - 12 && x > 12) x = 12, y += kHigh;
+    if (x + wide > kWidth - 12 && x > 12) x = 12, y += kHigh;
     const double weight = words[i].weight;
     const double share = largest > 0 && std::isfinite(weight) ? std::abs(weight) / largest : 0;
     body += StrCat("<g><title>", i, ": ", std::isfinite(weight) ? Significant(weight, 3) : "-",
@@ -69,8 +70,8 @@ std::string RenderWords(const std::string& title, const std::vector<WeightedWord
     x += wide;
   }
   const int height = int(y + 20);
-  return StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", width, "\" height=\"", height,
-                "\" viewBox=\"0 0 ", width, " ", height,
+  return StrCat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", kWidth, "\" height=\"",
+                height, "\" viewBox=\"0 0 ", kWidth, " ", height,
                 "\" role=\"img\" font-family=\"ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', "
                 "monospace\" font-size=\"13\">\n<title>",
                 EscapeXml(title),

@@ -21,6 +21,6 @@ std::vector<std::string> WordsOf(const at::Tensor& ids,
 // `marked`: the token that attends, framed; -1: none. Weights below 0 are red. Spaces at the
 // beginning of a token are shown as a gap, other white space and bytes that are no text as dots.
 std::string RenderWords(const std::string& title, const std::vector<WeightedWord>& words,
-                        int64_t marked = -1, int width = 720);
+                        int64_t marked = -1);
 
 }  // namespace cistern

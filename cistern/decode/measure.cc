@@ -34,10 +34,10 @@ void CheckStateGrowth(const ModelConfig& config, int64_t state_bytes, int64_t po
   }
 }
 
-DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16, double seconds) {
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16) {
   DecodeLimits limits;
-  limits.gb_per_s = TriadBandwidth(int64_t{64} << 20, seconds);
-  limits.gflops = MultiplyAddPeak<float>(seconds);
+  limits.gb_per_s = TriadBandwidth();
+  limits.gflops = MultiplyAddPeak<float>();
   for (const auto& p : model.named_parameters()) {
     const std::string& name = p.key();
     if (name.starts_with("embed_positions")) continue;

@@ -37,9 +37,8 @@ struct DecodeLimits {
     return 2 * double(weights) * double(sequences) / gflops / 1e6;
   }
 };
-// About twice `seconds`. bfloat16: linear maps have 2 bytes a weight (BFloat16Decoding).
-DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16 = false,
-                                 double seconds = 0.2);
+// Takes about 0.4 s. bfloat16: linear maps have 2 bytes a weight (BFloat16Decoding).
+DecodeLimits MeasureDecodeLimits(const LanguageModel& model, bool bfloat16 = false);
 
 // Milliseconds of each of `count` steps: a token of each row into `state`, and its logits. `stop`
 // is asked between steps.
