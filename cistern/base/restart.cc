@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <system_error>
 
 namespace cistern {
 namespace {
@@ -33,9 +31,7 @@ void RestartForLongRuns(char** argv) {
   if (tunables.find("glibc.malloc.hugetlb") == std::string::npos)
     set("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1" + (tunables.empty() ? "" : ":" + tunables));
   if (!changed) return;
-  std::error_code none;
-  // By its own path, so that top and killall know it by its name.
-  execv(std::filesystem::read_symlink("/proc/self/exe", none).c_str(), argv);
+  execv("/proc/self/exe", argv);  // not by its path, where another program may lie by now
 }
 
 }  // namespace cistern

@@ -48,11 +48,8 @@ std::string ShellWord(const std::string& word) {
 ProcessResult RunProcess(const std::string& program, const std::vector<std::string>& arguments,
                          const std::string& errors) {
   constexpr int kNotStarted = 127;
-  std::error_code ignored;
-  // By its path where it is there: top and killall know it by that name.
-  const bool replaced =
-      program == ThisProgram() && !std::filesystem::equivalent(program, kSelf, ignored);
-  const std::string file = replaced ? kSelf : program;
+  // Not by its path, where another program may lie by the time of the call.
+  const std::string file = program == ThisProgram() ? kSelf : program;
   std::vector<std::string> words = {program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;

@@ -2,6 +2,7 @@
 // data | info | verify | completion.
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -178,6 +179,8 @@ void TakeStandardDescriptors() {
 int main(int argc, char** argv) {
   TakeStandardDescriptors();
   if (RunsForLong(argc, argv)) cistern::RestartForLongRuns(argv);
+  // The name that top and killall know it by: started as /proc/self/exe it would be "exe".
+  prctl(PR_SET_NAME, "cistern");
   // Freed blocks stay in the process: fresh large tensors would cost a page fault for every 4 KiB
   // otherwise.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

@@ -1,12 +1,13 @@
 // `cistern reproduce` from outside: tables that it finds, refusals before any work, runs with known
 // sums, failed runs, resuming.
 #include <cmath>
+#include <fstream>
 #include <optional>
 #include <sstream>
 
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/io/file_lock.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {
@@ -359,6 +360,9 @@ TEST_F(ReproduceTest, AReplacedProgramGoesOn) {
   ::setenv("CISTERN_BINARY", copy.c_str(), 1);
   const pid_t child = Start(Command({"--small", "--seeds", "1"}), prefix);
   for (int i = 0; i < 6000 && !fs::exists(folder_ / "out/experiments"); ++i) ::usleep(10'000);
+  std::string name;  // the one that top and killall know it by
+  std::ifstream("/proc/" + std::to_string(child) + "/comm") >> name;
+  EXPECT_EQ(name, "cistern");
   fs::remove(copy);
   WriteFileAtomically(copy, "another program");
   ::setenv("CISTERN_BINARY", program.c_str(), 1);
