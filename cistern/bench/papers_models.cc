@@ -16,10 +16,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double Since(Clock::time_point began) {
-  return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
 constexpr int64_t kRounds = 3;
 
 // An arm at one length, and what was measured of it so far.
@@ -72,11 +68,11 @@ void Turn(const MeasureSettings& settings, int64_t runs, double seconds, Contend
     c->peak_bytes = peak - before;
   c->parameters = model->ParameterCount(), c->tokens = work.tokens();
   const auto began = Clock::now();
-  for (int64_t i = 0; (i < runs || Since(began) < seconds) && i < settings.timer.most; ++i) {
+  for (int64_t i = 0; (i < runs || SecondsSince(began) < seconds) && i < settings.timer.most; ++i) {
     if (stopped()) break;
     const auto step = Clock::now();
     work.Run();
-    c->milliseconds.push_back(1e3 * Since(step));
+    c->milliseconds.push_back(1e3 * SecondsSince(step));
   }
 }
 

@@ -9,10 +9,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double Since(Clock::time_point began) {
-  return std::chrono::duration<double>(Clock::now() - began).count();
-}
-
 // At a share of the sorted samples, linear between them.
 double Quantile(const std::vector<double>& sorted, double share) {
   const double place = share * double(sorted.size() - 1);
@@ -25,10 +21,14 @@ double Sample(const Contestant& c, int64_t repeats) {
   if (c.before) c.before();
   const auto began = Clock::now();
   for (int64_t i = 0; i < repeats; ++i) c.run();
-  return Since(began) / double(repeats);
+  return SecondsSince(began) / double(repeats);
 }
 
 }  // namespace
+
+double SecondsSince(Clock::time_point began) {
+  return std::chrono::duration<double>(Clock::now() - began).count();
+}
 
 Spread SpreadOf(std::vector<double> samples) {
   CISTERN_CHECK(!samples.empty(), "[bench] a spread of no samples");
@@ -72,7 +72,7 @@ std::vector<Spread> TimeAlternating(const std::vector<Contestant>& contestants,
   const auto began = Clock::now();
   const double budget = settings.seconds * double(count);
   for (int64_t round = 0; round < settings.most && !stopped(); ++round) {
-    if (round >= settings.runs && Since(began) >= budget) break;
+    if (round >= settings.runs && SecondsSince(began) >= budget) break;
     for (size_t i = 0; i < count && !stopped(); ++i) {
       const size_t which = round % 2 == 0 ? i : count - 1 - i;
       samples[which].push_back(1e3 * Sample(contestants[which], repeats[which]));

@@ -1,6 +1,7 @@
 #pragma once
 // Times of alternating runs: the contestants take turns, so that a change of the machine's speed or
 // load meets all of them.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -8,6 +9,8 @@
 #include "cistern/io/fields.h"
 
 namespace cistern::bench {
+
+double SecondsSince(std::chrono::steady_clock::time_point began);
 
 // Of the samples of one contestant: the median, and the quartiles as its spread.
 struct Spread {

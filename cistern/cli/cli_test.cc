@@ -5,9 +5,9 @@
 #include <sstream>
 #include <thread>
 
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
 #include "cistern/models/model.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

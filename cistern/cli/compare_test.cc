@@ -4,8 +4,8 @@
 #include <fstream>
 
 #include "cistern/base/format.h"
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

@@ -2,8 +2,8 @@
 // between its two parts, or it is refused with the reason.
 #include <cmath>
 
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

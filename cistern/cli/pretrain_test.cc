@@ -1,6 +1,6 @@
 // `cistern train --pretrain`: a run on the inputs before the run on the labels, from outside.
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <sstream>
 
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

@@ -1,6 +1,6 @@
 // Question answering from outside: train, eval, predict, pretraining, and what is refused.
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cistern/base/parallel.h"
+#include "cistern/base/testing_messages.h"
 #include "cistern/ops/impl.h"
 
 namespace cistern::testing {
@@ -107,22 +108,6 @@ inline void ExpectGradientsMatchDifferences(
     const double size = (g[i] * direction).norm().item<double>() + std::abs(want);
     EXPECT_NEAR(got, want, tolerance * std::max(1.0, size)) << what << ", input " << i;
   }
-}
-
-// The message that f throws, or "no error".
-template <class F>
-std::string Thrown(F&& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "no error";
-}
-inline void ExpectContains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts)
-    EXPECT_NE(text.find(part), std::string::npos)
-        << "'" << part << "' is missing in: " << text.substr(0, 400);
 }
 
 }  // namespace cistern::testing
