@@ -31,7 +31,7 @@ std::string FigureText(const Json& value, Column::Kind kind) {
     case Column::Kind::kBytes:
       return ByteCount(x);
     case Column::Kind::kCount:
-      return Thousands(int64_t(x));
+      return Thousands(std::llround(x));
   }
   return "";
 }

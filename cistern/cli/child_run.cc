@@ -83,9 +83,9 @@ void WaitForFolder(const std::string& folder) {
 
 std::vector<std::string> TrainArgumentsOf(const ChildSettings& s) {
   const bool goes_on = s.resume && FileExists(s.folder + "/experiment.json");
-  std::vector<std::string> words = {"train",    "--json",    "--out",
-                                    s.folder,   "--threads", std::to_string(s.threads),
-                                    "--device", s.device};
+  std::vector<std::string> words = {
+      "train",    "--part", "--json", "--out", s.folder, "--threads", std::to_string(s.threads),
+      "--device", s.device};
   if (Quiet() || s.keep_failures) words.push_back("--quiet");
   if (goes_on) {
     words.push_back("--resume");

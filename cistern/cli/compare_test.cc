@@ -392,8 +392,12 @@ TEST_F(CompareTest, OneComparisonInAFolder) {
     ::usleep(10'000);
   Expect(Command({"--seconds", "60", "--resume"}), 1, {"is in use by process"});
   ::kill(first, SIGINT);
-  EXPECT_EQ(Wait(first, prefix).code, 130);
+  const Outcome o = Wait(first, prefix);
+  EXPECT_EQ(o.code, 130) << o;
   EXPECT_FALSE(fs::exists(folder_ / "out/lock"));
+  // One way to continue, and not that of a single run.
+  ExpectContains(o.err, {"interrupted after step ", "to continue: cistern compare "});
+  EXPECT_EQ(o.err.find("cistern train"), o.err.npos) << o;
 }
 
 }  // namespace

@@ -46,6 +46,7 @@ struct CompletionTable {
 
 void Collect(const CLI::App& app, const std::string& path, CompletionTable* table) {
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;  // not in the help either
     if (option->get_positional()) {
       for (std::string& word : ChoicesOf(option->get_type_name()))
         table->commands[path].push_back(std::move(word));

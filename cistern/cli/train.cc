@@ -28,6 +28,7 @@ struct TrainArguments {
   std::vector<std::string> set;
   bool print_config = false, resume = false, list = false;
   bool new_head = false, swap_attention = false, skip_bad_rows = false;
+  bool part = false;  // of a comparison or reproduction, which says how to continue
   int64_t steps = 0;
   double seconds = 0;
 };
@@ -109,7 +110,8 @@ bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
 // As ReadExperiment; where the file may be data, its UsageErrors say how data are given.
 void ReadNamedExperiment(Experiment& experiment, const std::string& file,
                          const std::vector<std::string>& set) {
-  if (file.empty() || file.ends_with(".toml") || file.ends_with(".json"))
+  const bool record = std::filesystem::path(file).filename() == "experiment.json";
+  if (file.empty() || file.ends_with(".toml") || record)
     return ReadExperiment(experiment, file, set);
   const char* data = "an experiment file is TOML; data are given by --data, a text also by --text";
   if (TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
@@ -208,10 +210,12 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   const TrainResult& r = trained.result;
   if (!processes->first()) return r.interrupted ? 130 : 0;
   if (r.interrupted) {
-    std::fprintf(stderr,
-                 "cistern: interrupted after step %ld; saved in %s; to continue: cistern train "
-                 "--resume --out %s\n",
-                 long(r.steps), a.out.c_str(), ShellWord(a.out).c_str());
+    std::fprintf(stderr, "cistern: interrupted after step %ld; saved in %s", long(r.steps),
+                 a.out.c_str());
+    if (!a.part)
+      std::fprintf(stderr, "; to continue: cistern train --resume --out %s",
+                   ShellWord(a.out).c_str());
+    std::fprintf(stderr, "\n");
     return 130;
   }
   const std::string split = trained.task->SplitSummary();
@@ -304,6 +308,7 @@ void AddTrain(CLI::App& app, Run& run) {
   command->add_flag("--print-config", a->print_config, "print the experiment as TOML and stop");
   command->add_flag("--list", a->list, "print every key and stop");
   command->add_flag("--resume", a->resume, "continue from the newest checkpoint in --out");
+  command->add_flag("--part", a->part)->group("");  // not in the help: by cli/child_run.cc
   AddCommon(*command, a->common);
   AddDtype(*command, a->common, Dtypes::kTraining);
   AddDevice(*command, a->common);

@@ -1,6 +1,6 @@
 // What the options of cistern train say together, from outside.
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 
 namespace cistern {
 namespace {
@@ -37,6 +37,9 @@ TEST_F(TrainArgumentsTest, DataAreNoExperimentFile) {
   Expect({"train", *shared_ / "text.txt", "--print-config"}, 2, {"looks like data", how, "--text"});
   Expect({"train", corpus, "--print-config"}, 2, {corpus + ":1:", "not valid TOML", how});
   Expect({"train", folder_.path(), "--print-config"}, 2, {folder_.path(), how});
+  const std::string questions = folder_ / "dev-v2.0.json";
+  WriteFileAtomically(questions, R"({"version": "v2.0", "data": [{"paragraphs": []}]})");
+  Expect({"train", questions, "--print-config"}, 2, {questions, "version", how});
   // Whatever it is called.
   WriteFileAtomically(config, "seed = 7\n");
   const Outcome o = Run({"train", config, "--print-config"});

@@ -283,10 +283,8 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
     for (std::vector<std::string> cells; table.Next(&cells);) builder.Add(cells[column]);
     out.skipped = table.skipped();
   }
-  std::string why;
-  for (const std::string& note : out.notes) why += "; " + note;
   CISTERN_CHECK(out.size() > 0, path, ": no documents of at least ", options.least_bytes,
-                " bytes in it (", out.too_short, " shorter ones)", why);
+                " bytes in it (", out.too_short, " shorter ones)", AsReasons(out.notes));
   return out;
 }
 

@@ -30,6 +30,12 @@ void FolderFiles::Note(std::vector<std::string>* notes) const {
   for (const Skipped* kind : {&hidden, &folders, &linked, &broken, &special}) kind->Note(notes);
 }
 
+std::string AsReasons(const std::vector<std::string>& notes) {
+  std::string reasons;
+  for (const std::string& note : notes) reasons += "; " + note;
+  return reasons;
+}
+
 void FindFiles(const std::string& folder, Folders folders, FolderFiles* found) {
   std::vector<std::string> files;
   std::error_code error, ignored;

@@ -27,6 +27,9 @@ struct FolderFiles {
   void Note(std::vector<std::string>* notes) const;
 };
 
+// "; " before each: the end of an error that says why a folder has nothing to read.
+std::string AsReasons(const std::vector<std::string>& notes);
+
 enum class Folders { kSearch, kSkip };  // what is done with folders inside of the folder
 
 // Adds the files of `folder`. Links to files are files; those to folders are not followed, even

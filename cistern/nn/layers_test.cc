@@ -181,20 +181,24 @@ TEST(AttentionLayer, PaddingAndPackedRows) {
       positions[d.row].narrow(0, d.begin, d.count).copy_(at::arange(d.count, at::kLong));
       real[d.row].narrow(0, d.begin, d.count).fill_(1);
     }
+    const auto part = [](const at::Tensor& whole, const Piece& d) {
+      return whole.narrow(0, d.row, 1).narrow(1, d.begin, d.count);
+    };
+    std::vector<at::Tensor> want, want_g;  // each document alone
+    for (const Piece& d : documents) {
+      const at::Tensor alone = Leaf(part(x, d)), y = ExtendLayer(layer, alone, {0, d.count});
+      want.push_back(y.detach());
+      want_g.push_back(Gradients((y * part(g, d)).sum(), {alone})[0]);
+    }
     for (int cut = -1; cut <= T; ++cut) {
       const at::Tensor got = ExtendLayer(
           layer, x, cut < 0 ? EachToken(T) : std::vector<int64_t>{0, cut, T}, mask, positions);
       const at::Tensor got_g = Gradients((got * g * real).sum(), {x})[0];
       const std::string name = what + " cut " + std::to_string(cut);
       EXPECT_EQ((got_g * (1 - real)).abs().sum().item<double>(), 0) << name;
-      for (const Piece& d : documents) {
-        const at::Tensor alone = Leaf(x.narrow(0, d.row, 1).narrow(1, d.begin, d.count)),
-                         want = ExtendLayer(layer, alone, {0, d.count});
-        ExpectClose(got.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want,
-                    Tolerance(layer.mechanism().info()), name);
-        const at::Tensor want_g =
-            Gradients((want * g.narrow(0, d.row, 1).narrow(1, d.begin, d.count)).sum(), {alone})[0];
-        ExpectClose(got_g.narrow(0, d.row, 1).narrow(1, d.begin, d.count), want_g,
+      for (size_t i = 0; i < documents.size(); ++i) {
+        ExpectClose(part(got, documents[i]), want[i], Tolerance(layer.mechanism().info()), name);
+        ExpectClose(part(got_g, documents[i]), want_g[i],
                     Tolerance(layer.mechanism().info(), 1e-11), name + " gradient");
       }
     }

@@ -69,9 +69,7 @@ class FolderRows : public RowSource {
     found.Note(&notes_);
     files_.assign(found.paths.begin(), found.paths.end());
     std::sort(files_.begin(), files_.end());
-    std::string why;
-    for (const std::string& note : notes_) why += "; " + note;
-    CISTERN_CHECK(!files_.empty(), path, ": no files in its folders", why);
+    CISTERN_CHECK(!files_.empty(), path, ": no files in its folders", AsReasons(notes_));
     CheckNoTwins({files_.begin(), files_.end()});
   }
   bool Next(LabelledRow* row) override {

@@ -86,9 +86,7 @@ TextSource::TextSource(const std::string& path) : path_(path) {
   found.Note(&notes_);
   binary.Note(&notes_);
   empty.Note(&notes_);
-  std::string why;
-  for (const std::string& note : notes_) why += "; " + note;
-  CISTERN_CHECK(!files_.empty(), "the folder ", path, " holds no text files", why);
+  CISTERN_CHECK(!files_.empty(), "the folder ", path, " holds no text files", AsReasons(notes_));
 }
 
 void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& progress) {

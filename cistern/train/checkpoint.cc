@@ -8,6 +8,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/base/terminal.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/file_lock.h"
 
@@ -27,6 +28,17 @@ int64_t StepOf(const fs::path& path) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   return error == std::errc() && end == digits.data() + digits.size() && digits[0] != '-' ? step
                                                                                           : -1;
+}
+
+// What another program has put at a checkpoint's place stays, under another name.
+void MoveAside(const fs::path& folder) {
+  if (!fs::exists(fs::symlink_status(folder)) || (fs::is_directory(folder) && fs::is_empty(folder)))
+    return;
+  std::string other = folder.string() + ".other";
+  for (int n = 2; fs::exists(fs::symlink_status(other)); ++n)
+    other = StrCat(folder.string(), ".other-", n);
+  fs::rename(folder, other);
+  Note(StrCat(folder.string(), " was no checkpoint of a run; it is ", other, " now"));
 }
 
 }  // namespace
@@ -49,7 +61,7 @@ void WriteCheckpoint(const std::string& run, const Model& model, const Optimizer
       }
       SaveTensors(fresh + "/" + kOptimizerFile, file);
       WriteFileAtomically(fresh + "/" + kStateFile, RunStateText(state));
-      fs::remove_all(folder, error);  // an incomplete one
+      MoveAside(folder);
       fs::rename(fresh, folder, error);
       CISTERN_CHECK(!error, "cannot write ", folder.string(), ": ", error.message());
     } catch (...) {

@@ -135,6 +135,17 @@ TEST(Checkpoint, OnlyThoseOfARunMakeRoomForTheNext) {
   for (const auto& entry : std::filesystem::directory_iterator(run))
     names.insert(entry.path().filename().string());
   EXPECT_EQ(names, (std::set<std::string>{"checkpoint-1", "checkpoint-500"}));
+  // At the place of the next one, too, and a second time.
+  for (const char* other : {".other", ".other-2"}) {
+    state.step = 500;
+    WriteCheckpoint(run, *model, *optimizer, state);
+    EXPECT_EQ(NewestCheckpoint(run), run + "/checkpoint-500");
+    EXPECT_EQ(ReadFile(run + "/checkpoint-500" + other + "/trainer_state.json"), "theirs");
+    state.step = 501;
+    WriteCheckpoint(run, *model, *optimizer, state);
+    EnsureDirectory(run + "/checkpoint-500");
+    WriteFileAtomically(theirs, "theirs");
+  }
 }
 
 TEST(Checkpoint, AnIncompleteOneIsNotTheNewest) {
