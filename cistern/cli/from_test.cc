@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 #include "cistern/tensors/tensor_file.h"
 
 namespace cistern {

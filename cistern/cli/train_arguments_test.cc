@@ -39,7 +39,7 @@ TEST_F(TrainArgumentsTest, DataAreNoExperimentFile) {
   Expect({"train", folder_.path(), "--print-config"}, 2, {folder_.path(), how});
   const std::string questions = folder_ / "dev-v2.0.json";
   WriteFileAtomically(questions, R"({"version": "v2.0", "data": [{"paragraphs": []}]})");
-  Expect({"train", questions, "--print-config"}, 2, {questions, "version", how});
+  Expect({"train", questions, "--print-config"}, 2, {questions + " looks like data", how});
   // Whatever it is called.
   WriteFileAtomically(config, "seed = 7\n");
   const Outcome o = Run({"train", config, "--print-config"});

@@ -1,6 +1,6 @@
 // Translation from outside: train, eval, predict, compare, and what is refused.
+#include "cistern/base/testing_messages.h"
 #include "cistern/cli/testing_cli.h"
-#include "cistern/ops/testing.h"
 #include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
