@@ -35,7 +35,8 @@ endfunction()
 # What saves time where a file includes torch, and changes nothing else: a header that stands for a
 # long one (torch_declared/), and less collecting of the compiler's own memory.
 function(cistern_quick_torch target)
-  target_include_directories(${target} SYSTEM BEFORE PRIVATE ${PROJECT_SOURCE_DIR}/cmake/torch_declared)
+  target_include_directories(${target} SYSTEM BEFORE PRIVATE
+    ${PROJECT_SOURCE_DIR}/cmake/torch_declared)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(${target} PRIVATE --param=ggc-min-expand=300
       --param=ggc-min-heapsize=1000000)

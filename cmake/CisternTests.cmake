@@ -2,10 +2,11 @@
 # ctest entry LAYER/NAME for each. Torch-free tests (of base, kernels, io and text) link the light
 # layers alone.
 #
-# With CISTERN_UNITY the tests of a layer are compiled eight files at a time (join_tests.cmake), which
-# takes a fifth of the time, into one program, tests/LAYER_tests; each LAYER_NAME is a link to it, by
-# which it runs the tests of that file alone (test_main.cc). Not those of the kernels, which are
-# compiled for several processors.
+# With CISTERN_UNITY the tests of a layer are compiled eight files at a time (join_tests.cmake) into
+# one program, tests/LAYER_tests, since headers cost more time than tests; each LAYER_NAME is a link
+# to it, by which it runs the tests of that file alone (test_main.cc). What a file does before main,
+# such as kOneThread of ops/testing.h, then holds for all tests of its layer. Not those of the
+# kernels, which are compiled for several processors.
 find_package(GTest REQUIRED)
 
 # The headers that nearly every test reads, read once: more than half of the time of a compilation.

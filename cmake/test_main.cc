@@ -1,5 +1,6 @@
-// main of all tests. A program that holds the tests of several files (CisternTests.cmake) runs those
-// of one when it is called by that file's name: ops_norm_test those of cistern/ops/norm_test.cc.
+// main of all tests. A program that holds the tests of several files (CisternTests.cmake) runs
+// those of one when it is called by that file's name: ops_norm_test those of
+// cistern/ops/norm_test.cc.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
