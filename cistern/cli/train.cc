@@ -114,7 +114,7 @@ void ReadNamedExperiment(Experiment& experiment, const std::string& file,
   if (file.empty() || file.ends_with(".toml") || record)
     return ReadExperiment(experiment, file, set);
   const char* data = "an experiment file is TOML; data are given by --data, a text also by --text";
-  if (TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
+  if (!file.ends_with(".json") && TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
   try {
     ReadExperiment(experiment, file, set);
   } catch (const UsageError& e) {
