@@ -110,11 +110,10 @@ bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
 // As ReadExperiment; where the file may be data, its UsageErrors say how data are given.
 void ReadNamedExperiment(Experiment& experiment, const std::string& file,
                          const std::vector<std::string>& set) {
-  const bool record = std::filesystem::path(file).filename() == "experiment.json";
-  if (file.empty() || file.ends_with(".toml") || record)
+  if (file.empty() || file.ends_with(".toml") || file.ends_with(".json"))
     return ReadExperiment(experiment, file, set);
   const char* data = "an experiment file is TOML; data are given by --data, a text also by --text";
-  if (!file.ends_with(".json") && TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
+  if (TaskClaiming(file)) FailUsage(file, " looks like data: ", data);
   try {
     ReadExperiment(experiment, file, set);
   } catch (const UsageError& e) {

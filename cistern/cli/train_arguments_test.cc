@@ -37,16 +37,11 @@ TEST_F(TrainArgumentsTest, DataAreNoExperimentFile) {
   Expect({"train", *shared_ / "text.txt", "--print-config"}, 2, {"looks like data", how, "--text"});
   Expect({"train", corpus, "--print-config"}, 2, {corpus + ":1:", "not valid TOML", how});
   Expect({"train", folder_.path(), "--print-config"}, 2, {folder_.path(), how});
-  const std::string questions = folder_ / "dev-v2.0.json";
-  WriteFileAtomically(questions, R"({"version": "v2.0", "data": [{"paragraphs": []}]})");
-  Expect({"train", questions, "--print-config"}, 2, {questions, how});
   // Whatever it is called.
-  for (const std::string& name : {config, config + ".json"}) {
-    WriteFileAtomically(name, name == config ? "seed = 7\n" : "{\"seed\": 7}");
-    const Outcome o = Run({"train", name, "--print-config"});
-    ASSERT_EQ(o.code, 0) << o;
-    ExpectContains(o.out, {"seed = 7"});
-  }
+  WriteFileAtomically(config, "seed = 7\n");
+  const Outcome o = Run({"train", config, "--print-config"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"seed = 7"});
 }
 
 TEST_F(TrainArgumentsTest, StepsOrSeconds) {
