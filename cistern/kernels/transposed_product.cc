@@ -22,11 +22,14 @@ HWY_PUSH_ATTRIBUTES("avx512bf16,amx-tile,amx-bf16")
 namespace cistern {
 namespace HWY_NAMESPACE {
 
-// Rows of a and b are packed so many at a time: a strip of 32 columns of each, 16 KB, and the sums
-// of a block of 32 x 32 lie in the first-level cache while they meet.
-constexpr size_t kTurnedRows = 256, kTurnedPairs = kTurnedRows / 2;
-constexpr size_t kTurnedStrip = kAmxStrip * kTurnedPairs;  // pairs of a strip
-constexpr size_t kTurnedBlock = kAmxStrip * kAmxStrip;     // sums of a block
+// Rows of a and b are packed so many at a time, in strips of 32 columns: one of each, and the sums
+// of a block of 32 x 32, lie in the first-level cache while they meet. A strip has 16 KB by tiles,
+// 8 by pairs, whose sums are read once for every 8 columns.
+template <bool kTiles>
+constexpr size_t kTurnedRows = kTiles ? 256 : 128;
+template <bool kTiles>
+constexpr size_t kTurnedStrip = kAmxStrip* kTurnedRows<kTiles> / 2;  // pairs of a strip
+constexpr size_t kTurnedBlock = kAmxStrip * kAmxStrip;               // sums of a block
 
 // A part of c, whose sums (512 KB) lie in the second-level cache from rows to rows.
 constexpr size_t kMostLeft = 256, kMostRight = 512;
@@ -66,17 +69,18 @@ HWY_INLINE BFloat16Matrix From(BFloat16Matrix x, size_t row, size_t column) {
   return {x.data + row * size_t(x.step) + column, x.step};
 }
 
-// Strips of b, 32 columns a strip, each with one pair of rows after another.
-HWY_NOINLINE void PackRight(BFloat16Matrix b, size_t rows, size_t columns, uint32_t* to) {
+// Strips of 32 columns, `strip` pairs apart, each with one pair of rows after another.
+HWY_NOINLINE void PackStrips(BFloat16Matrix x, size_t rows, size_t columns, size_t strip,
+                             uint32_t* to) {
   for (size_t r = 0; r < rows; r += 2 * kAmxPairs) {
     for (size_t j = 0; j < columns; j += kAmxStrip)
-      PairBlock(From(b, r, j), rows - r, std::min(kAmxStrip, columns - j),
-                to + j / kAmxStrip * kTurnedStrip + r / 2 * kAmxStrip);
+      PairBlock(From(x, r, j), rows - r, std::min(kAmxStrip, columns - j),
+                to + j / kAmxStrip * strip + r / 2 * kAmxStrip);
   }
 }
 
 // A strip of a as tiles: 16 columns a tile, each with 16 pairs of rows one after another.
-HWY_NOINLINE void PackLeft(BFloat16Matrix a, size_t rows, size_t columns, uint32_t* to) {
+HWY_NOINLINE void PackTiles(BFloat16Matrix a, size_t rows, size_t columns, uint32_t* to) {
   alignas(64) uint32_t pairs[kAmxPairs * kAmxStrip];
   const PairFactors turned = {
       reinterpret_cast<const BFloat16*>(pairs), 2, 2 * kAmxStrip, nullptr, 0, kAmxPairs};
@@ -87,10 +91,19 @@ HWY_NOINLINE void PackLeft(BFloat16Matrix a, size_t rows, size_t columns, uint32
   }
 }
 
+// Asks for the next lines of both operands.
+struct BothAhead {
+  LinesAhead a, b;
+  size_t lines_a, lines_b;  // at a time
+  HWY_INLINE void Ask() {
+    a.Ask(lines_a);
+    b.Ask(lines_b);
+  }
+};
+
 // sums [32, 32], contiguous, of one strip each.
-HWY_INLINE void AddStrips(size_t rows, bool begins, const uint32_t* a, const uint32_t* b,
-                          float* sums, LinesAhead& ahead_a, LinesAhead& ahead_b, size_t lines_a,
-                          size_t lines_b) {
+HWY_INLINE void AddTileStrips(size_t rows, bool begins, const uint32_t* a, const uint32_t* b,
+                              float* sums, BothAhead& ahead) {
   if (begins) {
     ZeroTileSums();
   } else {
@@ -99,10 +112,29 @@ HWY_INLINE void AddStrips(size_t rows, bool begins, const uint32_t* a, const uin
   for (size_t r = 0; r < rows; r += 2 * kAmxPairs, a += 2 * kAmxTile, b += 2 * kAmxTile) {
     AddTileProducts<2, 2>(a, a + kAmxTile, kAmxPairs * sizeof(uint32_t), b,
                           kAmxStrip * sizeof(uint32_t));
-    ahead_a.Ask(lines_a);
-    ahead_b.Ask(lines_b);
+    ahead.Ask();
   }
   StoreTileSums<2, 2>(sums, kAmxStrip);
+}
+
+// The same by pairs, 8 x 32 sums at a time.
+HWY_INLINE void AddPairStrips(size_t rows, bool begins, const uint32_t* a, const uint32_t* b,
+                              float* sums, BothAhead& ahead) {
+  constexpr size_t kDown = 8, kVectors = kAmxStrip / kPairLanes;
+  const size_t pairs = (rows + 1) / 2;
+  for (size_t i = 0; i < kAmxStrip; i += kDown, sums += kDown * kAmxStrip) {
+    __m512 sum[kDown][kVectors];
+#pragma GCC unroll 16
+    for (size_t v = 0; v < kDown * kVectors; ++v)
+      sum[v / kVectors][v % kVectors] =
+          begins ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + v * kPairLanes);
+    PairChain({reinterpret_cast<const BFloat16*>(a + i), 2, 2 * kAmxStrip, b, kAmxStrip, pairs}, 0,
+              0, pairs, sum);
+#pragma GCC unroll 16
+    for (size_t v = 0; v < kDown * kVectors; ++v)
+      _mm512_storeu_ps(sums + v * kPairLanes, sum[v / kVectors][v % kVectors]);
+    ahead.Ask();
+  }
 }
 
 // Where the sums of a part go: their transpose, where a and b changed places.
@@ -128,38 +160,46 @@ struct TurnedSums {
 };
 
 // One part of c.
+template <bool kTiles>
 HWY_NOINLINE void TurnedPart(const TransposedShape& shape, BFloat16Matrix a, BFloat16Matrix b,
                              const TurnedSums& to) {
   const size_t all = size_t(shape.rows), left = size_t(shape.left), right = size_t(shape.right);
   const size_t across = (right + kAmxStrip - 1) / kAmxStrip,
                down = (left + kAmxStrip - 1) / kAmxStrip;
   Workspace& workspace = Workspace::OfThisThread();
+  constexpr size_t kRows = kTurnedRows<kTiles>, kStrip = kTurnedStrip<kTiles>;
   workspace.Start(
-      sizeof(uint32_t) * (1 + across) * kTurnedStrip + sizeof(float) * down * across * kTurnedBlock,
-      3);
-  auto* const packed_a = workspace.Take<uint32_t>(kTurnedStrip);
-  auto* const packed_b = workspace.Take<uint32_t>(across * kTurnedStrip);
+      sizeof(uint32_t) * (1 + across) * kStrip + sizeof(float) * down * across * kTurnedBlock, 3);
+  auto* const packed_a = workspace.Take<uint32_t>(kStrip);
+  auto* const packed_b = workspace.Take<uint32_t>(across * kStrip);
   auto* const sums = workspace.Take<float>(down * across * kTurnedBlock);
   // a's next strip and b's next rows, spread over the products before them.
-  constexpr size_t kSteps = kTurnedPairs / kAmxPairs, kMostLines = 4;
-  const size_t lines_a = std::min(kMostLines, kTurnedRows / kSteps / across + 1),
-               lines_b = std::min(kMostLines, kTurnedRows / kSteps / down + 1);
-  const AmxTiles tiles;
+  constexpr size_t kSteps = kTiles ? kRows / 2 / kAmxPairs : 4, kMostLines = kTiles ? 4 : 8;
+  const size_t lines_a = std::min(kMostLines, kRows / kSteps / across + 1),
+               lines_b = std::min(kMostLines, kRows / kSteps / down + 1);
+  const AmxTiles tiles(kTiles);
   size_t r = 0;
   do {  // without rows the sums are 0
-    const size_t rows = std::min(kTurnedRows, all - r), next = r + rows,
-                 later = std::min(kTurnedRows, all - next);
-    PackRight(From(b, r, 0), rows, right, packed_b);
-    LinesAhead ahead_b(From(b, next, 0), later, right);
+    const size_t rows = std::min(kRows, all - r), next = r + rows,
+                 later = std::min(kRows, all - next);
+    PackStrips(From(b, r, 0), rows, right, kStrip, packed_b);
+    BothAhead ahead = {{a, 0, 0}, {From(b, next, 0), later, right}, lines_a, lines_b};
     for (size_t i = 0; i < down; ++i) {
-      PackLeft(From(a, r, i * kAmxStrip), rows, std::min(kAmxStrip, left - i * kAmxStrip),
-               packed_a);
+      const size_t columns = std::min(kAmxStrip, left - i * kAmxStrip);
+      if constexpr (kTiles) {
+        PackTiles(From(a, r, i * kAmxStrip), rows, columns, packed_a);
+      } else {
+        PackStrips(From(a, r, i * kAmxStrip), rows, columns, kStrip, packed_a);
+      }
       const bool turns = i + 1 == down;
-      LinesAhead ahead_a(turns ? From(a, next, 0) : From(a, r, (i + 1) * kAmxStrip),
-                         turns ? later : rows, 1);
-      for (size_t j = 0; j < across; ++j)
-        AddStrips(rows, r == 0, packed_a, packed_b + j * kTurnedStrip,
-                  sums + (i * across + j) * kTurnedBlock, ahead_a, ahead_b, lines_a, lines_b);
+      ahead.a = LinesAhead(turns ? From(a, next, 0) : From(a, r, (i + 1) * kAmxStrip),
+                           turns ? later : rows, 1);
+      for (size_t j = 0; j < across; ++j) {
+        float* const to = sums + (i * across + j) * kTurnedBlock;
+        const uint32_t* const strip = packed_b + j * kStrip;
+        kTiles ? AddTileStrips(rows, r == 0, packed_a, strip, to, ahead)
+               : AddPairStrips(rows, r == 0, packed_a, strip, to, ahead);
+      }
     }
     r = next;
   } while (r < all);
@@ -182,11 +222,12 @@ namespace cistern {
 
 #if HWY_TARGETS & HWY_AVX3
 
-bool CanMultiplyTransposed() { return UsesAmx(); }
+bool CanMultiplyTransposed() { return GainsByBFloat16() && ActiveIsa().starts_with("avx512"); }
 
 void TransposedProduct(const TransposedShape& shape, BFloat16Matrix a, BFloat16Matrix b, bool add,
                        float* c, int64_t step) {
-  CISTERN_CHECK(UsesAmx(), "[transposed product] this processor has no tiles (AMX)");
+  CISTERN_CHECK(CanMultiplyTransposed(), "[transposed product] not on this processor");
+  const auto part = UsesAmx() ? N_AVX3::TurnedPart<true> : N_AVX3::TurnedPart<false>;
   // The narrower one is a, whose columns become rows.
   const bool turned = shape.left > shape.right;
   const int64_t left = std::min(shape.left, shape.right), right = std::max(shape.left, shape.right);
@@ -201,10 +242,9 @@ void TransposedProduct(const TransposedShape& shape, BFloat16Matrix a, BFloat16M
                 const int64_t last = std::min(right, end * kStrip);
                 for (int64_t j = begin * kStrip; j < last; j += kRight) {
                   for (int64_t i = 0; i < left; i += kLeft)
-                    N_AVX3::TurnedPart(
-                        {shape.rows, std::min(kLeft, left - i), std::min(kRight, last - j)},
-                        {a.data + i, a.step}, {b.data + j, b.step},
-                        {turned ? c + j * step + i : c + i * step + j, size_t(step), add, turned});
+                    part({shape.rows, std::min(kLeft, left - i), std::min(kRight, last - j)},
+                         {a.data + i, a.step}, {b.data + j, b.step},
+                         {turned ? c + j * step + i : c + i * step + j, size_t(step), add, turned});
                 }
               });
 }
@@ -215,7 +255,7 @@ bool CanMultiplyTransposed() { return false; }
 
 void TransposedProduct(const TransposedShape&, BFloat16Matrix, BFloat16Matrix, bool, float*,
                        int64_t) {
-  Fail("this build has no products by tiles (AMX)");
+  Fail("this build has no products of bfloat16");
 }
 
 #endif

@@ -17,7 +17,8 @@ struct BFloat16Matrix {
   int64_t step;
 };
 
-// Whether TransposedProduct is there: products by Intel's tiles (AMX; UsesAmx in isa.h).
+// Whether TransposedProduct is there: by Intel's tiles (AMX), or by pairs (AVX512-BF16) on AMD's
+// processors (GainsByBFloat16 in isa.h).
 bool CanMultiplyTransposed();
 
 // c = a^T b, or c += a^T b where `add`: c[i,j] = sum_r a[r,i] b[r,j], summed in float.

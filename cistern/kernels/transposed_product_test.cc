@@ -68,7 +68,7 @@ void ExpectProduct(const TransposedShape& shape, bool add) {
 class TransposedProductTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (!CanMultiplyTransposed()) GTEST_SKIP() << "no tiles (AMX) in use";
+    if (!CanMultiplyTransposed()) GTEST_SKIP() << "no products of bfloat16 that gain";
   }
 };
 

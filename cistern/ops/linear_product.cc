@@ -22,7 +22,7 @@ using torch::autograd::variable_list;
 // From so many multiplications on: below it, oneDNN's cost of a call outweighs its kernel. The
 // second where it is far faster.
 constexpr int64_t kLarge = int64_t{1} << 24, kLargeOfFarFaster = int64_t{1} << 22;
-constexpr int64_t kLargeOfTiles = int64_t{1} << 22;  // the same of products that train in bfloat16
+constexpr int64_t kLargeInBFloat16 = int64_t{1} << 22;  // the same of training in bfloat16
 
 bool IsAmdWithAvx512() {
 #if defined(__x86_64__)
@@ -196,7 +196,7 @@ struct Function : torch::autograd::Function<Function> {
 namespace {
 
 // For operands [T,N] and [T,K] in bfloat16 of a product in float that no graph is recorded of.
-bool TakesTiles(const at::Tensor& a, const at::Tensor& b) {
+bool TakesTransposed(const at::Tensor& a, const at::Tensor& b) {
   const auto served = [](const at::Tensor& t) {
     return t.scalar_type() == at::kBFloat16 && IsPlain(t) && t.dim() == 2 && t.stride(1) == 1 &&
            t.stride(0) >= t.size(1);
@@ -207,7 +207,7 @@ bool TakesTiles(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // sum [N,K], contiguous, = a^T b, or += that.
-void ByTiles(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tensor& sum) {
+void ByTransposed(const at::Tensor& a, const at::Tensor& b, bool add, const at::Tensor& sum) {
   const auto matrix = [](const at::Tensor& t) {
     return BFloat16Matrix{ConstData<BFloat16>(t), t.stride(0)};
   };
@@ -243,8 +243,8 @@ bool TrainsInBFloat16(const at::Tensor& x, const at::Tensor& weight, const at::T
   if (!NeedsGradient({weight}) || !AutocastsToBFloat16() || x.dim() < 2 || weight.dim() != 2 ||
       x.size(-1) != weight.size(1))
     return false;
-  const bool by_tiles = CanMultiplyTransposed() && x.numel() * weight.size(0) >= kLargeOfTiles;
-  if (!by_tiles && !WidensProducts()) return false;
+  const bool gains = CanMultiplyTransposed() && x.numel() * weight.size(0) >= kLargeInBFloat16;
+  if (!gains && !WidensProducts()) return false;
   return ActiveImpl() == Impl::kKernel && IsPlainFloat(weight) && IsPlain(x) &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) &&
          (!bias.defined() || IsPlainFloat(bias)) && NobodyWatchesOps() &&
@@ -329,9 +329,9 @@ bool StaysFloat(const at::Tensor& x) {
 }
 
 at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {
-  if (TakesTiles(a, b)) {
+  if (TakesTransposed(a, b)) {
     const at::Tensor product = at::empty({a.size(1), b.size(1)}, a.options().dtype(at::kFloat));
-    ByTiles(a, b, false, product);
+    ByTransposed(a, b, false, product);
     return product;
   }
   if (TakesOneDnnTransposed(a, b)) return ByOneDnn(a, b);
@@ -346,8 +346,8 @@ at::Tensor TransposedProduct(const at::Tensor& a, const at::Tensor& b) {
 void AddTransposedProduct(const at::Tensor& a, const at::Tensor& b, at::Tensor& sum) {
   if (!sum.defined()) {
     sum = TransposedProduct(a, b);
-  } else if (TakesTiles(a, b) && IsPlainFloat(sum) && sum.is_contiguous()) {
-    ByTiles(a, b, true, sum);
+  } else if (TakesTransposed(a, b) && IsPlainFloat(sum) && sum.is_contiguous()) {
+    ByTransposed(a, b, true, sum);
   } else if (a.scalar_type() == at::kBFloat16 || TakesOneDnnTransposed(a, b)) {
     sum.add_(TransposedProduct(a, b));
   } else {

@@ -16,10 +16,10 @@ namespace cistern::ops {
 // On AMD's processors with AVX-512, large products of floats and their gradients by x are oneDNN's,
 // which has kernels of that width where MKL takes AVX2's (docs/notes/training-speed.md); their
 // gradients by W where that is measured to be far faster. Under autocast in bfloat16, gradients by
-// a W of floats are a kernel's where the processor multiplies by tiles (AMX), in float, where
-// autocast rounds them to bfloat16 (kernels/transposed_product.h; large products). Processors that
-// do not multiply bfloat16 multiply its numbers as floats. All else, such as small products, other
-// dtypes and devices, transformations of torch.func and CISTERN_IMPL=composite, is at::linear.
+// a W of floats are a kernel's where it gains (kernels/transposed_product.h; large products), in
+// float, where autocast rounds them to bfloat16. Processors that do not multiply bfloat16 multiply
+// its numbers as floats. All else, such as small products, other dtypes and devices,
+// transformations of torch.func and CISTERN_IMPL=composite, is at::linear.
 at::Tensor LinearProduct(const at::Tensor& x, const at::Tensor& weight,
                          const at::Tensor& bias = {});
 

@@ -169,8 +169,8 @@ TEST(LinearProduct, OtherDtypesAndAutocastAreTorchs) {
 at::Tensor Rounded(const at::Tensor& x) { return x.detach().to(at::kBFloat16).to(at::kDouble); }
 
 // Under autocast in bfloat16: the output and the gradient by x are torch's, to the bit where the
-// processor multiplies bfloat16; the gradients by weights and bias are in float, by tiles where
-// there are some, without a rounding.
+// processor multiplies bfloat16; the gradients by weights and bias are in float, where the
+// kernel forms them without a rounding.
 TEST(LinearProduct, TrainsUnderAutocast) {
   for (const Case& c : {Case{{3, 700, 96}, 160, true}, Case{{2048, 160}, 70, false},
                         Case{{2, 1500, 64}, 500, true}}) {
@@ -317,7 +317,7 @@ TEST(LinearProduct, TransposedProductOfBFloat16) {
     EXPECT_LT(Far(sum, want), near);
     AddTransposedProduct(a, b, sum);
     EXPECT_LT(Far(sum, 2 * want), near);
-    at::Tensor turned = at::ones({200, 90}).t();  // not where tiles write
+    at::Tensor turned = at::ones({200, 90}).t();  // not where the kernel writes
     AddTransposedProduct(a, b, turned);
     EXPECT_LT(Far(turned, want + 1), near);
   }
