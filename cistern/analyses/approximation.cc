@@ -173,7 +173,7 @@ void ApproximationAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool
   const Form form = options_.bidirectional ? Form::kBidirectional : layer.form;
   const bool causal = form == Form::kCausal;
   const at::Tensor w = Exact(x[0][0], x[1][0], causal), y = at::matmul(w, x[2][0]);
-  const int64_t heads = w.size(0), drawn_head = std::min(options_.head, heads) - 1;
+  const int64_t heads = w.size(0), drawn_head = options_.head - 1;
   const auto add = [&](const std::string& name, int64_t size, const at::Tensor& approximate) {
     std::vector<Errors>& all = sums->errors[name][size];
     all.resize(size_t(heads));
@@ -267,6 +267,12 @@ void ApproximationAnalysis::Add(const Batch& batch, const std::vector<CapturedLa
       if (n > int64_t(layers.size()))
         FailUsage("approximation.layers=", n, ": the model has ", layers.size(),
                   " layers of attention");
+    }
+    if (options_.layer <= int64_t(layers.size())) {
+      const int64_t heads = layers[size_t(options_.layer - 1)].heads();
+      if (options_.head > heads)
+        FailUsage("approximation.head=", options_.head, ": layer ", options_.layer, " has ", heads,
+                  " heads");
     }
     if (std::none_of(layers.begin(), layers.end(), fits))
       FailUsage(

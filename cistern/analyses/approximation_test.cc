@@ -148,6 +148,11 @@ TEST(Approximation, PartsMergeAndRefusals) {
   ApproximationAnalysis::Options other = options;
   other.drawn_size = 3;
   ExpectContains(Thrown([&] { ApproximationAnalysis(other, ContextOf(model)); }), {"drawn_size=3"});
+  ApproximationAnalysis::Options beyond = options;
+  beyond.head = 9;
+  ApproximationAnalysis none(beyond, ContextOf(model));
+  ExpectContains(Thrown([&] { none.Add(batch, RunLayers(*model, batch)); }),
+                 {"approximation.head=9", "layer 1"});
 }
 
 TEST(Figures, PicturesSideBySide) {

@@ -26,18 +26,23 @@ double TokenVariance(const at::Tensor& x) {
   return (y - y.mean(1, true)).square().mean().item<double>();
 }
 
-// Whether the mechanism of any layer of a config, or of a group of its heads, is such.
+// Whether the mechanism of any layer of a config, or of a group of its heads, is such in its stack.
 template <class F>
 bool AnyLayer(const ModelConfig& config, const F& is) {
   for (const Form form : config.info().forms) {
     const LayerStack stack = config.Stack(form);
     for (int64_t l = 0; l < stack.layers(); ++l) {
       const auto all = MechanismsOf(stack.Mechanism(l));
-      if (std::any_of(all.begin(), all.end(), [&](const MechanismInfo* m) { return is(*m); }))
+      if (std::any_of(all.begin(), all.end(),
+                      [&](const MechanismInfo* m) { return is(*m, stack); }))
         return true;
     }
   }
   return false;
+}
+
+bool AnySlots(const ModelConfig& config) {
+  return AnyLayer(config, [](const MechanismInfo& m, const LayerStack&) { return HasSlots(m); });
 }
 
 // What Effects of arms compare (memory_claims.h).
@@ -81,12 +86,16 @@ const AnalysisInfo& memory_analysis() {
         "shared_workspace, abc_*, gated_slots, linformer; softmax, to be compared with";
     i.refusal = [](const ModelConfig& config) -> std::string {
       if (std::string refusal = RowsRefusal(config); !refusal.empty()) return refusal;
-      const auto fits = [](const MechanismInfo& m) { return m.name == "softmax" || HasSlots(m); };
+      // Softmax as SoftmaxLogits takes it.
+      const auto fits = [](const MechanismInfo& m, const LayerStack& stack) {
+        return HasSlots(m) || (m.name == "softmax" && stack.form() != Form::kCross &&
+                               stack.options().positions != PositionKind::kRelative);
+      };
       if (AnyLayer(config, fits)) return "";
       return "none of its layers has a memory of slots; those that do: luna, conv_luna, "
              "set_transformer, shared_workspace, abc_mlp, gated_slots, linformer";
     };
-    i.for_comparison = [](const ModelConfig& config) { return !AnyLayer(config, HasSlots); };
+    i.for_comparison = [](const ModelConfig& config) { return !AnySlots(config); };
     BindAnalysis<MemoryAnalysis>(i);
     i.compare = [](const std::vector<ComparedModel>& models) {
       std::vector<MemorySummary> all;
@@ -406,6 +415,9 @@ Figures MemoryAnalysis::Report() const {
     f.Add(StrCat("map-", ++number), map,
           "Lines are slots, columns features. Vertical stripes: all slots are equal (P000 Fig 1 a, "
           "b). Blocks of like lines: a few groups (c, d). Lines that differ: slots that differ.");
+  if (options_.row >= rows_ && AnySlots(context_.config))
+    f.Text(StrCat("Row ", options_.row, " was not among the ", rows_,
+                  " rows that were read, so its slots are not drawn."));
   return f;
 }
 

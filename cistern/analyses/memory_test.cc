@@ -325,6 +325,29 @@ TEST(Memory, RefusesModelsWithoutSlots) {
   ModelConfig c = testing::SmallLm({"window", "latte"});
   ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots", "conv_luna"});
   EXPECT_EQ(FindAnalysis("memory").refusal(testing::SmallLm({"softmax", "abc_mlp"})), "");
+  // Softmax of whose logits nothing is measured.
+  c = testing::SmallLm({"softmax"});
+  EXPECT_EQ(FindAnalysis("memory").refusal(c), "");
+  c.positions = PositionKind::kRelative;
+  ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots"});
+  c = testing::SmallLm({"latte"});
+  c.kind = "encoder_decoder", c.cross.attention = {"softmax"};
+  ExpectContains(FindAnalysis("memory").refusal(c), {"memory of slots"});
+  c.cross.attention = {"abc_mlp"};
+  EXPECT_EQ(FindAnalysis("memory").refusal(c), "");
+}
+
+TEST(Memory, ARowThatIsNotReadIsSaid) {
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"abc_mlp"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(2, 5);
+  for (const int64_t row : {1, 2}) {
+    MemoryAnalysis memory({.row = row}, ContextOf(model));
+    memory.Add(batch, RunLayers(*model, batch));
+    const bool said =
+        memory.Report().Plain().find("Row 2 was not among the 2 rows") != std::string::npos;
+    EXPECT_EQ(said, row == 2);
+  }
 }
 
 // A group of heads with slots has the figures that its state's memories have.

@@ -165,6 +165,14 @@ TEST(FeatureAttention, RefusesWithAReason) {
                  }),
                  {"[linear]", "max_length"});
   ExpectContains(text([] {
+                   Make("linear", Json{{"denominator", false}, {"eps", 1e-3}}, 8, 2);
+                 }),
+                 {"[linear]", "eps=0.001", "denominator=false"});
+  ExpectContains(text([] {
+                   Make("rfa", Json{{"variant", "ucu_code"}, {"bank", 9}}, 8, 4);
+                 }),
+                 {"[rfa]", "bank=9", "variant=ucu_code"});
+  ExpectContains(text([] {
                    Make("rfa", Json{{"bank", 3}}, 8, 4);
                  }),
                  {"[rfa]", "bank=3", "heads=4"});

@@ -251,7 +251,9 @@ std::vector<at::Tensor> Mechanism::WithoutPadding(const std::vector<at::Tensor>&
                                                   const ops::Mask& mask, Form form,
                                                   std::optional<Side> side) const {
   if (!mask.Padded() || SeesPadding()) return x;
-  constexpr double kModerate = 1e15;  // products of two such numbers are finite
+  // Scores of two rows of such numbers are far from those of which exact attention knows no
+  // exponential (1e9 in float).
+  constexpr double kModerate = 1e4;
   const bool left_out = mask.lengths && LeavesPaddingOut(form);
   return OfTokens(x, side, [&](const at::Tensor& t) {
     return left_out && ops::PaddingIsBelow(t, *mask.lengths, kModerate) ? t : ZeroPadding(t, mask);

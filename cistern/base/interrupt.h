@@ -7,8 +7,8 @@ namespace cistern {
 
 std::atomic<bool>& Interrupted();
 
-// From now on the first of these signals sets the flag; a second one of the same kind ends the
-// process.
+// From now on the first of these signals sets the flag; one of the same kind more than a second
+// later ends the process.
 void InstallInterruptHandler();
 
 }  // namespace cistern

@@ -82,9 +82,8 @@ ProcessResult RunProcess(const std::string& program, const std::vector<std::stri
   char buffer[4096];
   bool told = false;
   for (;;) {
-    // A signal to this process alone reaches the child by one that nobody else sends: Ctrl-C in a
-    // terminal reaches both by SIGINT, a second one of a kind would end the child before it has
-    // saved, and SIGHUP is ignored below nohup.
+    // A signal to this process alone reaches the child, too: by SIGUSR1, since SIGHUP is ignored
+    // below nohup, and a second SIGINT long after Ctrl-C would end the child before it has saved.
     if (Interrupted() && !told) {
       kill(child, SIGUSR1);
       told = true;

@@ -52,6 +52,27 @@ TEST(Subprocess, AnInterruptReachesTheChild) {
   EXPECT_EQ(r.output, "told\n");
 }
 
+// The exit status of a process to which a signal comes twice, so many milliseconds apart.
+int StatusAfterTwo(int signal, int milliseconds) {
+  const pid_t child = fork();
+  if (child == 0) {
+    InstallInterruptHandler();
+    raise(signal);
+    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    raise(signal);
+    _exit(Interrupted() ? 3 : 4);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+TEST(Interrupt, ASignalThatComesTwiceAtOnceIsOne) {
+  EXPECT_EQ(StatusAfterTwo(SIGTERM, 0), 3);
+  EXPECT_EQ(StatusAfterTwo(SIGUSR1, 0), 3);
+  EXPECT_EQ(StatusAfterTwo(SIGTERM, 1010), 128 + SIGTERM);
+}
+
 // The child of a process that is killed ends as well.
 TEST(Subprocess, NoOrphans) {
   int fds[2];

@@ -59,9 +59,10 @@ verify::Outcome Core::Check() {
     // A gradient is a sum of more terms than an output. It may be what is left of them, where slots
     // are alike, say: then it counts beside a hundredth of the largest one.
     for (size_t i = 0; i < got.size(); ++i) {
-      const double share = expected[i].norm().item<double>() / (largest / 100);
-      meter.Add(verify::RelativeRms(got[i], expected[i]) * (share > 0 && share < 1 ? share : 1),
-                10 * tolerance, case_.info->name, ", gradient of ",
+      const double difference = (got[i].to(at::kDouble) - expected[i]).norm().item<double>(),
+                   size = std::max(expected[i].norm().item<double>(), largest / 100);
+      const double error = difference == 0 ? 0 : difference / size;
+      meter.Add(error, 10 * tolerance, case_.info->name, ", gradient of ",
                 mechanism_->Projections()[i].name, ", ", type, ", T=", tokens);
     }
   }

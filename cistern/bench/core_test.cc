@@ -198,6 +198,18 @@ TEST(Core, AGradientThatNearlyCancelsIsNotWrong) {
   EXPECT_EQ(Measure({c}, Quick(), peaks).at(0).skipped, "");
 }
 
+// One token has all the weight, whatever its query and key are: their gradients are 0.
+TEST(Core, AGradientOfZeroIsNotWrong) {
+  std::vector<Case> cases;
+  for (const char* mechanism : {"softmax", "window", "dilated", "reuse", "latte"})
+    cases.push_back(Small(mechanism, Way::kCausal, Pass::kBoth));
+  for (const char* mechanism : {"abc_mlp", "perceiver", "nystrom"})
+    cases.push_back(Small(mechanism, Way::kBidirectional, Pass::kBoth));
+  for (Case& c : cases) c.length = 1;
+  Peaks peaks;
+  for (const Row& row : Measure(cases, Quick(), peaks)) EXPECT_EQ(row.skipped, "") << row.what;
+}
+
 // Wrong from a token on that the short run does not have, but within the first ones of the long.
 TEST(Core, TheTimedOutputsAreChecked) {
   class Long : public Broken {

@@ -7,7 +7,8 @@
 #include "cistern/analyses/analysis.h"
 #include "cistern/base/error.h"
 #include "cistern/base/terminal.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/decode/eval_scope.h"
+#include "cistern/io/metrics_csv.h"
 #include "cistern/train/checkpoint.h"
 
 namespace cistern::cli {
@@ -31,18 +32,13 @@ void AddNumbers(const Figures::Table& table, const std::string& group, Json* out
   }
 }
 
-// Whether the log has figures of random weights.
-bool HasReference(const std::string& log, const std::string& analysis) {
+// Whether the run's log has figures of random weights.
+bool HasReference(const std::string& folder, const std::string& analysis) {
   bool has = false;
-  try {
-    ForEachJsonl(log, [&](const Json& line, size_t) {
-      if (!line.is_object()) return;
-      for (const auto& entry : line.items())
-        has = has || entry.key().starts_with(analysis + "_random/");
-    });
-  } catch (const Error&) {  // Trainer::Run says so
-    return false;
-  }
+  ForEachLogLine(folder, [&](const Json& line) {
+    for (const auto& entry : line.items())
+      has = has || entry.key().starts_with(analysis + "_random/");
+  });
   return has;
 }
 
@@ -63,8 +59,8 @@ std::function<Json(Model& model)> MemoryObserver(std::shared_ptr<Model> model, c
     context.model = model;
     context.config = model->config();
     context.seed = seed;
-    const at::NoGradGuard no_grad;
-    const bool reference = first && !HasReference(folder + "/metrics.jsonl", info.name);
+    const EvalScope scope(*model);
+    const bool reference = first && !HasReference(folder, info.name);
     first = false;
     const auto analysis = info.make(Json{{"reference", reference}}, context);
     const Batch there = rows.To(model->options().device());
@@ -87,8 +83,8 @@ Figures OverTraining(const std::string& folder, const std::string& analysis) {
   // Of each figure: of each layer and memory a curve, and the level of random weights.
   std::map<std::string, std::map<std::string, Series>> curves;
   std::map<std::string, std::map<std::string, double>> levels;
-  for (const Json& line : ReadJsonl(path)) {
-    if (!line.is_object() || line.value("event", Json()) != "valid") continue;
+  ForEachLogLine(folder, [&](const Json& line) {
+    if (line.value("event", Json()) != "valid") return;
     if (const Json step = line.value("step", Json()); !step.is_number())
       Fail(path, ": a line of an evaluation has no step");
     for (const auto& [key, value] : line.items()) {
@@ -109,7 +105,7 @@ Figures OverTraining(const std::string& folder, const std::string& analysis) {
       series.x.push_back(line["step"].get<double>());
       series.y.push_back(value.get<double>());
     }
-  }
+  });
   if (curves.empty()) return f;
   f.Heading("Over training");
   Figures::Table table{

@@ -67,6 +67,9 @@ RowsDone AddRows(const AnalysisRows& c, const RunFolder& run, const AnalysisCont
                                                                            : Split::kTest,
                                                       read)
                                      : run.task->ReadFile(path, labelled, read);
+    if (c.length > 0 && !reader->Facts().contains("length"))
+      FailUsage("--length is of blocks of text, and the rows of the task ", run.options.kind,
+                " have lengths of their own; leave it out");
     done.facts.update(reader->Facts());
     while ((c.rows == 0 || done.rows < c.rows) && !none_left()) {
       if (Interrupted()) {

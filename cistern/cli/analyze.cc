@@ -99,14 +99,8 @@ std::vector<Json> OptionsOf(const AnalyzeCommand& c,
 // The folder may be new, empty, or one of an earlier analysis, whose files are replaced.
 void CheckOut(const std::string& out) {
   std::error_code ignored;
-  if (!std::filesystem::exists(out, ignored)) return;
-  if (!std::filesystem::is_directory(out, ignored))
-    FailUsage("--out ", out, " is a file; name a folder");
-  if (std::filesystem::exists(out + "/" + kIndex, ignored)) return;
-  for (const auto& entry : std::filesystem::directory_iterator(out, ignored)) {
-    if (entry.path().filename() != kLock)
-      FailUsage("--out ", out, " has files of something else in it; name a new folder");
-  }
+  const bool earlier = std::filesystem::exists(out + "/" + kIndex, ignored);
+  RefuseForeignFiles(out, [&](const std::string& name) { return earlier || name == kLock; });
 }
 
 // The figures that an earlier analysis of the folder lists, and the folders of its models: those of
@@ -432,12 +426,15 @@ void Output::Finish() {
   }
 }
 
-void Check(const AnalyzeCommand& c) {
+void Check(const CLI::App& command, const AnalyzeCommand& c) {
   if (c.folder.empty()) FailUsage("name the folder of a trained model (cistern analyze --help)");
   if (c.out.empty()) FailUsage("--out FOLDER: where the report and the figures go");
   if (c.rows < 0) FailUsage("--rows must be 0 (all) or above, got ", c.rows);
   if (c.batch < 0) FailUsage("--batch must be 0 (8 rows) or above, got ", c.batch);
   if (c.length < 0) FailUsage("--length must be 0 (as in training) or above, got ", c.length);
+  if (!c.data.empty() && command.count("--split") > 0)
+    FailUsage("--split is of the model's own data, and ", c.data[0],
+              " is read as it is; give one of the two");
   CheckOut(c.out);
 }
 
@@ -449,10 +446,11 @@ std::vector<Opened> OpenAll(const AnalyzeCommand& c) {
   return all;
 }
 
-int RunAnalyze(const AnalyzeCommand& c) {
+int RunAnalyze(const CLI::App& command, const AnalyzeCommand& c) {
+  if (c.list && c.common.json) FailUsage("--list prints text; leave out --json");
   if (c.list) return PrintAnalyses();
   ApplyCommon(c.common);
-  Check(c);
+  Check(command, c);
   std::vector<Opened> all = OpenAll(c);
   const MadeFolder folder(c.out);
   const FileLock lock(c.out + "/" + kLock, "the analysis in " + c.out);
@@ -529,7 +527,7 @@ void AddAnalyze(CLI::App& app, Run& run) {
       "CSV and JSON.\n"
       "Ctrl-C ends with the figures of the rows that are done. docs/analyses.md says how to read "
       "each picture.");
-  sub->callback([c, &run] { run = [c] { return RunAnalyze(*c); }; });
+  sub->callback([c, sub, &run] { run = [c, sub] { return RunAnalyze(*sub, *c); }; });
 }
 
 }  // namespace cistern::cli

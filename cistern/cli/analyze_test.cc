@@ -1,5 +1,6 @@
 // cistern analyze and cistern statistics, from outside.
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <sstream>
@@ -132,6 +133,8 @@ TEST_F(AnalyzeTest, WhatDoesNotFitIsRefused) {
   Expect(Analyze(Trained(), out, {"--of", "maps", "--set", "maps.layers=7", "--rows", "1"}), 2,
          {"maps.layers=7", "1 layers"});
   Expect(Analyze(Trained(), out, {"--rows", "-1"}), 2, {"--rows"});
+  Expect(Analyze(Trained(), out, {"--of", "maps", "--split", "valid"}), 2,
+         {"--split", "give one of the two"});
   Expect({"analyze", Trained(), TrainedText()}, 2, {"--out"});
   Expect({"analyze", folder_ / "none", TrainedText(), "--out", out}, 1, {"none"});
   EXPECT_FALSE(fs::exists(out));
@@ -393,6 +396,21 @@ TEST_F(AnalyzeTest, MemoryLoggedOverTraining) {
   EXPECT_TRUE(fs::exists(out + "/memory-log-training.csv"));
 }
 
+// As in evaluation: nothing is dropped.
+TEST_F(AnalyzeTest, MemoryLoggedWithDropout) {
+  Words words = {"train", "--task",        "mlm",       "--data", TrainedText(),
+                 "--out", folder_ / "run", "--threads", "1",      "--steps",
+                 "2"};
+  for (const char* s :
+       {"model.dim=16", "model.heads=2", "model.layers=1", "task.length=16", "task.vocab_size=300",
+        "train.batch=2", "model.attention=conv_luna", "model.attention_dropout=0.5",
+        "model.positions=none", "train.log_memory=true"})
+    words = words + Words{"--set", s};
+  const Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(ReadFile(folder_ / "run/metrics.jsonl"), {"memory/layer 1/"});
+}
+
 TEST_F(AnalyzeTest, CtrlCKeepsWhatIsDone) {
   std::string text;
   for (int i = 0; i < 300; ++i) text += Text();
@@ -435,6 +453,10 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   EXPECT_TRUE(fs::exists(folder_ / "tested/report.html"));
   EXPECT_TRUE(fs::exists(folder_ / "tested/statistics-runs-2.svg"));  // one for each model
   EXPECT_FALSE(fs::exists(folder_ / "tested/statistics-runs-3.svg"));
+  // Again into its own folder, but not over what another command has written.
+  EXPECT_EQ(Run(words + Words{"--out", folder_ / "tested"}).code, 0);
+  WriteFileAtomically(folder_ / "tested/results.json", "{}");
+  Expect(words + Words{"--out", folder_ / "tested"}, 2, {"files of something else"});
   // Three runs: 1/36 is the least exact p, and two cells need .025.
   std::string few = "method,seed,value\n";
   for (int m = 0; m < 2; ++m) {
@@ -444,6 +466,19 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   const Outcome cannot = Run({"statistics", folder_ / "few.csv"});
   ASSERT_EQ(cannot.code, 0) << cannot;
   ExpectContains(cannot.out, {"could not reject whatever the data", "cannot"});
+  // Least p 1/32 and 1/1296: Holm compares the greater with .05, so that it could reject.
+  std::string uneven = "model,method,seed,value\n";
+  for (int run = 0; run < 12; ++run) uneven += StrCat("a,", run % 2, ",", run / 2, ",", run, "\n");
+  for (int run = 0; run < 15; ++run)
+    uneven += StrCat("b,", run % 3, ",", run / 3, ",", 7 * run % 5, "\n");
+  uneven.replace(uneven.find(",11\n"), 4, ",0\n");
+  WriteFileAtomically(folder_ / "uneven.csv", uneven);
+  const Outcome could = Run({"statistics", folder_ / "uneven.csv", "--cell", "model", "--json"});
+  ASSERT_EQ(could.code, 0) << could;
+  EXPECT_EQ(could.out.find("could not reject"), std::string::npos) << could;
+  const Json of_two = ParseJson(could.out, "out")["tables"]["tests"];
+  EXPECT_EQ(of_two[0]["least p exact"], 0.03125);
+  EXPECT_EQ(of_two[0]["rejected"], "no");
   // More cells than are drawn: the page says so.
   std::string many = "model,method,seed,value\n";
   for (int cell = 0; cell < 26; ++cell) {
@@ -463,6 +498,14 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   Expect({"statistics", folder_ / "twice.csv"}, 1, {"a second value", "--cell"});
   WriteFileAtomically(folder_ / "text.csv", "method,seed,value\na,1,x\n");
   Expect({"statistics", folder_ / "text.csv"}, 1, {"not a finite number"});
+  // A signal ends it, here while it waits for its table.
+  const std::string pipe = folder_ / "pipe.csv", prefix = folder_ / "waits";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const pid_t child = Start({"statistics", pipe}, prefix);
+  const int table = ::open(pipe.c_str(), O_WRONLY | O_CLOEXEC);
+  ::kill(child, SIGTERM);
+  ::close(table);
+  EXPECT_EQ(Wait(child, prefix).code, 128 + SIGTERM);
 }
 
 }  // namespace

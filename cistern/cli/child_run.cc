@@ -13,7 +13,7 @@
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/file_lock.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/io/metrics_csv.h"
 #include "cistern/train/checkpoint.h"
 #include "cistern/train/run_state.h"
 
@@ -163,16 +163,15 @@ ChildRun RunTraining(const ChildSettings& s) {
 Series RunCurve(const std::string& folder, const std::string& name, const std::string& event,
                 const std::string& x, const std::string& y) {
   Series series{name, {}, {}};
-  const std::string log = folder + "/metrics.jsonl";
-  if (!FileExists(log)) return series;
+  if (!FileExists(folder + "/metrics.jsonl")) return series;
   if (const std::string problem = LogProblem(folder); !problem.empty()) Note(problem);
-  for (const Json& line : ReadJsonl(log)) {
-    if (!line.is_object() || line.value("event", Json()) != event) continue;
-    if (!line.contains(x) || !line.contains(y)) continue;
-    if (!line[x].is_number() || !line[y].is_number()) continue;
+  ForEachLogLine(folder, [&](const Json& line) {
+    if (line.value("event", Json()) != event) return;
+    if (!line.contains(x) || !line.contains(y)) return;
+    if (!line[x].is_number() || !line[y].is_number()) return;
     series.x.push_back(line[x].get<double>());
     series.y.push_back(line[y].get<double>());
-  }
+  });
   return series;
 }
 

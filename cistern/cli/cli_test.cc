@@ -367,7 +367,20 @@ TEST_F(CliTest, Eval) {
   EXPECT_EQ(table.code, 0) << table;
   EXPECT_NE(table.out.find("bits per byte"), std::string::npos) << table;
   EXPECT_NE(ReadFile(folder_ / "p.svg").find("<svg"), std::string::npos);
+  EXPECT_NE(table.out.find("the state was carried further"), std::string::npos) << table;
   Expect({"eval", Trained(), folder_ / "none.txt"}, 1, {"none.txt", "does not exist"});
+}
+
+TEST_F(CliTest, EvalByPositionEndsWithLearnedPositions) {
+  const std::string run = folder_ / "learned";
+  ASSERT_EQ(Run(Train(TrainedText(), run,
+                      {"--set", "model.positions=learned", "--set", "model.max_length=16"}))
+                .code,
+            0);
+  const Outcome o = Run({"eval", run, TrainedText(), "--by-position"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out,
+                 {"trained on 16 tokens at a time\n", "the positions of the model end at 16"});
 }
 
 TEST_F(CliTest, ListOpsDataTrainAndEval) {

@@ -53,6 +53,9 @@ std::string CommandLine(const CLI::App& command, const std::vector<std::string>&
 std::string BusyNote(double cpu_share);
 // Before the work: that a file cannot be written should not come out after it. Error.
 void CheckWritable(const std::string& path);
+// UsageError where --out is a file, or a folder that holds what `own` does not name.
+void RefuseForeignFiles(const std::string& out,
+                        const std::function<bool(const std::string& name)>& own);
 // For an option that is a time budget: a number from 0.001 to 1e9, not NaN.
 CLI::Validator CheckSeconds();
 

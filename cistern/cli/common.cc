@@ -107,6 +107,18 @@ void CheckWritable(const std::string& path) {
     AtomicFile probe(path);  // a pipe must not be opened twice
 }
 
+void RefuseForeignFiles(const std::string& out,
+                        const std::function<bool(const std::string& name)>& own) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(out, ignored)) return;
+  if (!std::filesystem::is_directory(out, ignored))
+    FailUsage("--out ", out, " is a file; name a folder");
+  for (const auto& entry : std::filesystem::directory_iterator(out, ignored)) {
+    if (!own(entry.path().filename().string()))
+      FailUsage("--out ", out, " has files of something else in it; name a new folder");
+  }
+}
+
 CLI::Validator CheckSeconds() {
   return CLI::Validator(
       [](std::string& text) {

@@ -36,10 +36,12 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
                                      const TaskInfo& task) {
   std::vector<std::string> set;
   for (const std::string& s : a.set) {
-    const bool time = s.starts_with("train.steps=") || s.starts_with("train.seconds=");
-    if (time && !s.ends_with("=0"))
+    const std::string key = AssignedKey(s);
+    std::string plain = s;
+    std::erase(plain, ' ');
+    if ((key == "train.steps" || key == "train.seconds") && plain != key + "=0")
       FailUsage("--set ", s, ": each mechanism is trained for the same time; give --seconds");
-    if (AssignedKey(s) == "model.attention")
+    if (key == "model.attention")
       FailUsage("--set ", s, ": each model has another mechanism; name them with --mechanisms");
   }
   if (a.file.empty()) set = task.defaults;
@@ -216,9 +218,16 @@ CompareRow TrainRow(const CompareArguments& a, const std::vector<std::string>& s
 void MeasureDecodingOf(const CompareArguments& a, CompareRow* row) {
   const auto model = std::dynamic_pointer_cast<LanguageModel>(LoadModel(row->folder));
   model->eval();
-  row->decode = MeasureDecoding(
-      *model, {0, a.decode_tokens / 4, a.decode_tokens / 2, a.decode_tokens}, 64, &Interrupted());
-  if (row->decode.empty()) return;  // learned positions end before
+  const std::vector<int64_t> positions = {0, a.decode_tokens / 4, a.decode_tokens / 2,
+                                          a.decode_tokens};
+  row->decode = MeasureDecoding(*model, positions, 64, &Interrupted());
+  if (row->decode.size() < positions.size() && !Interrupted())
+    row->unmeasured.push_back(StrCat(
+        "decoding was ",
+        row->decode.empty() ? "not measured"
+                            : StrCat("measured up to position ", row->decode.back().position),
+        ": learned positions end at ", model->config().PositionLimit(Form::kCausal)));
+  if (row->decode.empty()) return;
   constexpr int64_t kMany = 256, kSteps = 16;
   row->limits = MeasureDecodeLimits(*model);
   ModelState state = model->EmptyState(kMany);
@@ -236,15 +245,22 @@ void WriteSample(const CompareArguments& a, Comparison* c) {
   if (!best || best->decode.empty()) return;
   // Generated tasks have no tokenizer, and no text.
   if (!std::filesystem::exists(best->folder + "/tokenizer.json")) return;
-  const LmFolder lm = OpenLmFolder(best->folder);
-  Generator generator(lm.model, lm.tokenizer);
-  GenerateOptions generate;
-  generate.max_tokens = a.sample_tokens;
-  generate.sampler.temperature = 0.8;
-  generate.sampler.top_p = 0.95;
-  generate.sampler.seed = a.common.seed;
-  c->sample = generator.Run("", generate).text;
-  c->sample_title = "Written by " + best->Name();
+  try {
+    const LmFolder lm = OpenLmFolder(best->folder);
+    Generator generator(lm.model, lm.tokenizer);
+    GenerateOptions generate;
+    // One token begins the text.
+    generate.max_tokens =
+        std::min<int64_t>(a.sample_tokens, lm.model->config().LengthLimit(Form::kCausal) - 1);
+    generate.sampler.temperature = 0.8;
+    generate.sampler.top_p = 0.95;
+    generate.sampler.seed = a.common.seed;
+    c->sample = generator.Run("", generate).text;
+    c->sample_title = "Written by " + best->Name();
+  } catch (const Error& e) {
+    c->rows[size_t(best - c->rows.data())].unmeasured.push_back(
+        StrCat("no text was written: ", e.what()));
+  }
 }
 
 void PrintRow(const Comparison& c, const CompareRow& row) {

@@ -161,14 +161,14 @@ HtmlTable CompareTable(const Comparison& c) {
   table.header = {"mechanism", c.metric.label};
   if (longer) table.header.push_back(StrCat("in blocks ", kLongFactor, " x longer"));
   table.header.insert(table.header.end(), {"parameters", "tokens/s", "peak memory"});
+  int64_t later = 0;
+  for (const CompareRow& row : c.rows) {
+    if (row.decode.size() > 1) later = row.decode.back().position;
+  }
   if (decodes) {
-    std::string later = "later";
-    for (const CompareRow& row : c.rows) {
-      if (!row.decode.empty()) later = "at " + std::to_string(row.decode.back().position);
-    }
     for (const char* what : {"state ", "ms/token "}) {
-      table.header.push_back(what + std::string("at start"));
-      table.header.push_back(what + later);
+      table.header.push_back(StrCat(what, "at start"));
+      if (later > 0) table.header.push_back(StrCat(what, "at ", later));
     }
   }
   const CompareRow* best = nullptr;
@@ -183,10 +183,11 @@ HtmlTable CompareTable(const Comparison& c) {
     }
     if (decodes && !row.decode.empty()) {
       const DecodePoint &first = row.decode.front(), &last = row.decode.back();
+      const bool reaches = row.decode.size() > 1;
       cells.push_back(ByteCount(double(first.state_bytes)));
-      cells.push_back(ByteCount(double(last.state_bytes)));
+      if (later > 0) cells.push_back(reaches ? ByteCount(double(last.state_bytes)) : "-");
       cells.push_back(Fixed(first.milliseconds, 3));
-      cells.push_back(Fixed(last.milliseconds, 3));
+      if (later > 0) cells.push_back(reaches ? Fixed(last.milliseconds, 3) : "-");
     }
     while (cells.size() < table.header.size()) cells.push_back(cells.size() == 1 ? "failed" : "-");
     if (row.failed.empty() && (!best || c.Better(row, *best))) {

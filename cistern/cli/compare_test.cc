@@ -85,7 +85,8 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
 TEST_F(CompareTest, SeedsMayBeAdded) {
   const std::string out = folder_ / "out", first = out + "/latte/result.json";
   ASSERT_EQ(Run(Command({})).code, 0);
-  const std::string kept = ReadFile(first);
+  const std::string kept = ReadFile(first), log = out + "/latte/metrics.jsonl";
+  WriteFileAtomically(log, "{\n" + ReadFile(log));  // a line that cannot be read is passed over
   const auto row = [&](const Words& more) {
     const Outcome o = Run(Command(Words{"--resume"} + more));
     EXPECT_EQ(o.code, 0) << o;
@@ -134,16 +135,21 @@ TEST_F(CompareTest, BlocksLongerThanTheTrainingRows) {
   EXPECT_NEAR(row["long_blocks"]["mean"].get<double>(), sum / 2, 1e-12);
 }
 
-// Learned positions end, so there is no such figure; nor one of decoding beyond them.
+// Learned positions end, so there is no such figure; nor one of decoding beyond them, and the text
+// is shorter.
 TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
   for (const std::string group : {"model.", "model.decoder."}) {
     Words words = Command(
-        {"--set", group + "positions=learned", "--set", group + "max_length=32", "--quiet"});
+        {"--set", group + "positions=learned", "--set", group + "max_length=80", "--quiet"});
     words[3] = folder_ / group;
+    *(std::find(words.begin(), words.end(), "--sample-tokens") + 1) = "120";
     const Outcome o = Run(words);
     ASSERT_EQ(o.code, 0) << o;
     EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
     EXPECT_EQ(o.out.find("not measured"), std::string::npos) << o;
+    EXPECT_EQ(o.out.find("state at 0"), std::string::npos) << o;
+    ExpectContains(o.out, {"Written by latte", "state at start  ms/token at start",
+                           "decoding was measured up to position 0: learned positions end at 80"});
   }
 }
 

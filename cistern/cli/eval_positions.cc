@@ -75,7 +75,9 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   const auto begun = int64_t(start.begins.size());
   options.max_positions = c.max_tokens > 0 ? std::max<int64_t>(1, c.max_tokens / begun) : 0;
   options.interrupt = &Interrupted();
-  ProgressBar bar({.total = start.positions, .label = "eval", .unit = "positions"});
+  const int64_t limit = run.config.LengthLimit(Form::kCausal);
+  ProgressBar bar(
+      {.total = std::min(start.positions, limit), .label = "eval", .unit = "positions"});
   options.progress = [&](int64_t done, int64_t) { bar.Update(done); };
   std::vector<Bucket> buckets;
   for (PositionBucket& b : EvaluateByPosition(*lm, *text, options)) {
@@ -99,9 +101,14 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   } else {
     if (!how.empty()) std::printf("%s: %s\n", c.split.c_str(), how.c_str());
     PrintBuckets(buckets);
+    const int64_t end = buckets.empty() ? 0 : buckets.back().place.end;
     if (trained > 0) {
-      std::printf("\ntrained on %lld tokens at a time; the state was carried further\n",
-                  static_cast<long long>(trained));
+      std::printf("\ntrained on %lld tokens at a time%s\n", static_cast<long long>(trained),
+                  end > trained ? "; the state was carried further" : "");
+    }
+    if (end == limit && limit < start.positions) {
+      std::printf("the positions of the model end at %lld: what follows is not measured\n",
+                  static_cast<long long>(limit));
     }
     if (!text->ends.empty()) {
       std::printf(

@@ -14,6 +14,7 @@
 #include "cistern/cli/analysis_log.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/safetensors.h"
+#include "cistern/io/table_reader.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/transfer.h"
 #include "cistern/nn/product_speed.h"
@@ -62,6 +63,16 @@ void ChooseModel(Experiment& experiment) {
   FailUsage("model.kind=", kind, " does not fit the task ", task.name, ", which trains ", fit);
 }
 
+// "key=value" of each "key = value".
+std::vector<std::string> Plain(std::vector<std::string> assignments) {
+  for (std::string& a : assignments) {
+    const size_t equals = a.find('=');
+    if (equals != a.npos)
+      a = StrCat(AssignedKey(a), "=", TrimmedCell(std::string_view(a).substr(equals + 1)));
+  }
+  return assignments;
+}
+
 // The value of a text key, at the top of the file or in one of its tables, or in an assignment.
 std::string Said(const Json& tree, const std::vector<std::string>& assignments,
                  const std::string& table, const std::string& key) {
@@ -94,7 +105,8 @@ void DropIdleParts(ModelConfig& model, const std::function<bool(const std::strin
 }
 
 void ReadTree(Experiment& experiment, Json tree, const std::string& where,
-              const std::vector<std::string>& assignments) {
+              const std::vector<std::string>& given) {
+  const std::vector<std::string> assignments = Plain(given);
   Fields fields = experiment.Describe();
   const bool begun = tree.is_object() && tree.contains("data");
   if (tree.is_object()) {
@@ -231,7 +243,7 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
 
 std::string NamedTask(const std::string& file, const std::vector<std::string>& assignments) {
   const Json tree = TreeOf(file);
-  const std::string kind = Said(tree, assignments, "task", "kind");
+  const std::string kind = Said(tree, Plain(assignments), "task", "kind");
   if (kind.empty()) return kind;
   try {
     return FindTask(kind).name;

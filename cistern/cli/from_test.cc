@@ -42,6 +42,18 @@ class FromTest : public CliTest {
   }
 };
 
+// The rows of a classifier are read as its experiment says, of a checkpoint too; a language model
+// reads any text.
+TEST_F(FromTest, WithoutTheRecordRowsAreNotReadOtherwise) {
+  const std::string out = folder_ / "rows", lm = Copy("lm");
+  ASSERT_EQ(Run(Classify(out)).code, 0);
+  Expect({"predict", out + "/checkpoint-3", folder_ / "rows.tsv"}, 1, {"classify.json"});
+  for (const std::string& folder : {out, lm}) fs::remove(folder + "/experiment.json");
+  for (const char* command : {"predict", "eval"})
+    Expect({command, out, folder_ / "rows.tsv"}, 1, {out + " has no experiment.json", "copy"});
+  EXPECT_EQ(Run({"eval", lm, folder_ / "text.txt"}).code, 0);
+}
+
 TEST_F(FromTest, AnotherTaskBeginsWithTheWeightsAndTheTokenizer) {
   const std::string out = folder_ / "rows";
   Outcome o = Run(Classify(out));
@@ -58,6 +70,9 @@ TEST_F(FromTest, AnotherTaskBeginsWithTheWeightsAndTheTokenizer) {
   EXPECT_EQ(o.err.find("tensors taken"), std::string::npos);
   o = Run({"predict", out, folder_ / "rows.tsv", "--json"});
   ASSERT_EQ(o.code, 0) << o;
+  Expect({"analyze", out, folder_ / "rows.tsv", "--length", "8", "--out", folder_ / "seen"}, 2,
+         {"--length is of blocks of text", "classify"});
+  EXPECT_FALSE(fs::exists(folder_ / "seen"));
 }
 
 TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
@@ -75,12 +90,27 @@ TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
   Outcome o = Run({"train", "--data", folder_ / "rows.tsv", "--out", out, "--new-head"});
   EXPECT_EQ(o.code, 2) << o;
   ExpectContains(o.err, {"--from"});
+  o = Run({"train", "--data", folder_ / "rows.tsv", "--out", out, "--set", "new_head=true"});
+  EXPECT_EQ(o.code, 2) << o;
+  ExpectContains(o.err, {"new_head", "--from"});
   o = Run(Small({"--data", folder_ / "rows.tsv", "--from", folder_ / "none", "--out", out}));
   EXPECT_EQ(o.code, 1) << o;
   ExpectContains(o.err, {"none/config.json"});
   o = Run(Classify(out, {"--swap-attention", "--set", "model.attention=softmax"}));
   EXPECT_EQ(o.code, 0) << o;
   ExpectContains(o.err, {"tensors taken"});
+}
+
+TEST_F(FromTest, AFileMaySayWhatIsTaken) {
+  WriteFileAtomically(folder_ / "a.toml", "new_head = true\nswap_attention = true\n");
+  const Words print = {"train",  folder_ / "a.toml", "--data",        folder_ / "rows.tsv",
+                       "--from", folder_ / "mlm",    "--print-config"};
+  Outcome o = Run(print);
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"\nnew_head = true\n", "\nswap_attention = true\n"});
+  o = Run(print + Words{"--set", "new_head=false"});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"\nnew_head = false\n"});
 }
 
 TEST_F(FromTest, WeightsThatAreNotFiniteAreRefused) {

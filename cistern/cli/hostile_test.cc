@@ -117,6 +117,13 @@ TEST_F(HostileTest, ColumnsOfPredictionsHaveNamesOfTheirOwn) {
   const Outcome json = Run({"predict", run, path, "--json"});
   EXPECT_EQ(json.code, 0) << json;
   EXPECT_NE(json.out.find("\"a\\tb\""), std::string::npos) << json;
+  // A zero byte ends no line.
+  const std::string zero = folder_ / "zero";
+  Put(path, Rows("label,text\n", [](int i) { return i % 2 ? std::string("a\0b", 3) : "c"; }));
+  ASSERT_EQ(Run(TrainRows(path, zero)).code, 0);
+  const Outcome o = Run({"predict", zero, path});
+  EXPECT_EQ(o.code, 0) << o;
+  EXPECT_NE(o.out.find("probabilities.a b\tprobabilities.c\n"), std::string::npos) << o;
 }
 
 TEST_F(HostileTest, ColumnsBeyondTheLengthAreNotLeftOut) {

@@ -200,6 +200,7 @@ int PrintTasks(const InfoArguments& a) {
 int RunInfo(const InfoArguments& a) {
   ApplyCommon(a.common);
   if (a.tasks) return PrintTasks(a);
+  if (a.docs && a.common.json) FailUsage("--docs prints Markdown; leave out --json");
   if (a.docs) return PrintDocs();
   if (a.models) return PrintModels(a.common.json);
   if (a.folder.ends_with(".toml")) return PrintExperiment(a.folder, a.common.json);

@@ -16,6 +16,7 @@
 #include <iostream>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -108,6 +109,14 @@ int ReportForeign(const std::string& command, const std::exception& e) {
                       (second.empty() ? "" : " and " + second) + ": " + file->code().message(),
                   1);
   }
+  const auto* system = dynamic_cast<const std::system_error*>(&e);
+  if (system && system->code() == std::errc::resource_unavailable_try_again) {
+    // At once: the end of torch's pool, of which a part was not started, would crash.
+    std::_Exit(
+        Report("no more threads may be started (ulimit -u, or the container's limit of "
+               "processes); lower --threads",
+               1));
+  }
   return Report("cistern " + command + " failed inside a library: " + what, 1);
 }
 
@@ -163,6 +172,11 @@ bool RunsForLong(int argc, char** argv) {
          command == "eval" || command == "predict" ||
          (command == "bench" &&
           (what == "model" || (what == "papers" && NamesWholeModels(argc, argv))));
+}
+
+// Commands of whose work nothing is left when nobody reads what they print.
+bool PrintsAlone(const std::string& command) {
+  return command == "generate" || command == "predict" || command == "info" || command == "verify";
 }
 
 // A descriptor of 0 to 2 that is closed would be given to the next file, and messages written into
@@ -227,6 +241,7 @@ int main(int argc, char** argv) {
     cistern::InstallInterruptHandler();
     const std::string command = app.get_subcommands().front()->get_name();
     if (command != "train") cistern::RequireOneProcess(command);
+    if (!PrintsAlone(command)) std::signal(SIGPIPE, SIG_IGN);  // Finish says it
     errors_as_json = command == "train" && app.get_subcommands().front()->count("--json") > 0;
     return Finish(run());
   } catch (const cistern::UsageError& e) {

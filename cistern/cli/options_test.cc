@@ -57,6 +57,9 @@ TEST_F(OptionsTest, WhatWouldChangeNothingIsRefused) {
   Expect(eval + Words{TrainedText(), "--split", "valid"}, 2, {"--split", TrainedText()});
   Expect({"generate", Trained(), "--stats-at", "0,40"}, 2, {"--stats-at", "give both"});
   Expect({"verify", "--piece", "8"}, 2, {"--piece", "--long"});
+  Expect({"train", "--list", "--json"}, 2, {"--list", "leave out --json"});
+  Expect({"analyze", "--list", "--json"}, 2, {"--list", "leave out --json"});
+  Expect({"info", "--docs", "--json"}, 2, {"--docs", "leave out --json"});
 }
 
 TEST_F(OptionsTest, ALengthIsOfBlocksOfText) {

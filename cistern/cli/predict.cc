@@ -31,7 +31,7 @@ std::string Cell(const Json& value) {
   }
   std::string text = value.is_string() ? value.get<std::string>() : JsonLine(value);
   for (char& c : text) {
-    if (c == '\t' || c == '\n' || c == '\r') c = ' ';
+    if (c == '\t' || c == '\n' || c == '\r' || c == '\0') c = ' ';
   }
   return text;
 }
@@ -54,16 +54,18 @@ void Columns(const Json& row, std::vector<std::string>* names, std::vector<std::
 void PrintLine(const std::vector<std::string>& cells) {
   std::string line;
   for (size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : "\t") + cells[i];
-  std::printf("%s\n", line.c_str());
+  line += '\n';
+  std::fwrite(line.data(), 1, line.size(), stdout);
 }
 
-// Tabs and line ends of class names are shown as spaces: then two may be named alike.
+// Tabs, line ends and zero bytes of class names are shown as spaces: then two may be named alike.
 void CheckNames(std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   const auto twin = std::adjacent_find(names.begin(), names.end());
   if (twin != names.end())
     FailUsage("two columns would be named '", *twin,
-              "', for names of classes hold tabs or line ends; --json shows them as they are");
+              "', for names of classes hold tabs, line ends or zero bytes; --json shows them as "
+              "they are");
 }
 
 int RunPredict(const PredictCommand& c) {

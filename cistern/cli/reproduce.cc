@@ -371,7 +371,7 @@ void AddReproduce(CLI::App& app, Run& run) {
       "  cistern reproduce --list\n"
       "  cistern reproduce P000-T1 --small --columns ListOps\n"
       "  cistern reproduce P000-Fig2 --small --columns Text --data imdb=aclImdb\n"
-      "  cistern reproduce LRA --rows Transformer,Latte --columns Pathfinder --estimate\n"
+      "  cistern reproduce LRA --rows Transformer,Latte-40 --columns Pathfinder --estimate\n"
       "A table is a file in configs/tables; a path to one of your own works as well.");
   command->add_option("table", a->table, "name of a table (--list), or its file");
   command->add_flag("--list", a->list,

@@ -148,15 +148,17 @@ double EstimateOf(const TrainOptions& train, const Json& record, double step_sec
                   double token_seconds, double row_tokens) {
   if (train.seconds > 0) return train.seconds;
   const int64_t steps = train.steps > 0 ? train.steps : 1000,
-                every = train.eval_every > 0 ? train.eval_every : std::max<int64_t>(1, steps / 10);
+                evaluations = train.eval_every > 0
+                                  ? (steps + train.eval_every - 1) / train.eval_every
+                                  : std::min<int64_t>(steps, 10);
   const auto rows = [&](const char* split) {
     const Json& data = record.at("data");
     return data.contains(split) && data[split].is_number() ? data[split].get<double>() : 0;
   };
   double valid = rows("valid") * row_tokens;
   if (train.eval_tokens > 0) valid = std::min(valid, double(train.eval_tokens));
-  const double evaluated = double((steps + every - 1) / every) * valid +
-                           (train.final_test ? rows("test") * row_tokens : 0);
+  const double evaluated =
+      double(evaluations) * valid + (train.final_test ? rows("test") * row_tokens : 0);
   return double(steps) * step_seconds + evaluated * token_seconds * kForwardShare;
 }
 

@@ -14,23 +14,29 @@
 namespace cistern {
 namespace {
 
-// The exit code and the messages of the program with its output going to a file that takes nothing.
-Outcome IntoFullDevice(const Words& arguments, const std::string& prefix) {
+// The exit code and the messages of the program with its output going to what takes nothing: a full
+// disk, or a pipe that nobody reads.
+Outcome IntoNothing(const Words& arguments, const std::string& prefix, bool pipe = false) {
   Words words = Words{"cistern"} + arguments;
   std::vector<char*> argv;
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
-  const int out = ::open("/dev/full", O_WRONLY | O_CLOEXEC),
+  int ends[2];
+  CISTERN_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "no pipe");
+  const int out = pipe ? ends[1] : ::open("/dev/full", O_WRONLY | O_CLOEXEC),
             err = ::open((prefix + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   const pid_t child = ::fork();
   if (child == 0) {
     ::setenv("XDG_CACHE_HOME", (prefix + "-cache").c_str(), 1);
+    ::signal(SIGPIPE, SIG_DFL);
+    ::close(ends[0]);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(err, STDERR_FILENO);
     ::execv(std::getenv("CISTERN_BINARY"), argv.data());
     ::_exit(127);
   }
-  ::close(out);
+  for (const int fd : ends) ::close(fd);
+  if (!pipe) ::close(out);
   ::close(err);
   int status = 0;
   ::waitpid(child, &status, 0);
@@ -77,12 +83,17 @@ TEST_F(RobustTest, OutputThatDoesNotArriveIsAFailure) {
       {"statistics", "--help"},
   };
   for (const Words& words : commands) {
-    const Outcome o = IntoFullDevice(words, folder_ / "full");
+    const Outcome o = IntoNothing(words, folder_ / "full");
     EXPECT_EQ(o.code, 1) << ::testing::PrintToString(words) << "\n" << o;
     EXPECT_NE(o.err.find("cannot write to standard output"), std::string::npos)
         << ::testing::PrintToString(words) << "\n"
         << o;
   }
+  const Outcome o = IntoNothing({"eval", model}, folder_ / "pipe", true);
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find("cannot write to standard output: Broken pipe"), std::string::npos) << o;
+  EXPECT_EQ(IntoNothing({"generate", model, "--max-tokens", "2"}, folder_ / "pipe", true).code,
+            128 + SIGPIPE);
 }
 
 TEST_F(RobustTest, DamagedModelsAreRefused) {
@@ -310,6 +321,9 @@ TEST_F(RobustTest, AChangedLogOrRecordIsSaid) {
   ++bad[bad.find_first_of("12345678", bad.find("\"loss\":"))];
   WriteFileAtomically(log, bad);
   const Words resume = {"train", "--resume", "--out", run, "--threads", "1"};
+  Expect(resume, 0, {"note: " + log + " is not as the run wrote it"});
+  bad[1] = '\'';  // a line that cannot be read
+  WriteFileAtomically(log, bad);
   Expect(resume, 0, {"note: " + log + " is not as the run wrote it"});
   const std::string slots = folder_ / "slots", their_log = slots + "/metrics.jsonl";
   const Outcome trained = Run(Train(TrainedText(), slots, {"--set", "model.attention=abc_mlp"}));
@@ -539,6 +553,20 @@ TEST_F(RobustTest, MemoryThatIsNotThereIsSaidInOurWords) {
   ::setrlimit(RLIMIT_AS, &before);
   EXPECT_EQ(o.code, 2) << o;
   EXPECT_NE(o.err.find("a training step would need about"), std::string::npos) << o;
+}
+
+TEST_F(RobustTest, ThreadsThatMayNotBeStartedAreSaidInOurWords) {
+  if (::geteuid() != 0 || !OrdinaryUserWorks()) GTEST_SKIP() << "needs root";
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NPROC, &before), 0);
+  const rlimit limit = {32, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NPROC, &limit), 0);
+  Words words = Train(TrainedText(), folder_ / "run");
+  words[6] = "64";  // threads
+  const Outcome o = Run(words, true);
+  ::setrlimit(RLIMIT_NPROC, &before);
+  EXPECT_EQ(o.code, 1) << o;
+  EXPECT_NE(o.err.find("no more threads may be started"), std::string::npos) << o;
 }
 
 TEST_F(RobustTest, DamagedRunFilesAreHealedOrRefused) {

@@ -6,19 +6,35 @@
 #include "cistern/base/error.h"
 #include "cistern/base/terminal.h"
 #include "cistern/decode/lm_folder.h"
+#include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/train/run_state.h"
 
 namespace cistern::cli {
+namespace {
+
+// What experiment.json says, or trainer.json of a checkpoint; null where there is neither. `path`:
+// the one that was read.
+Json RecordOf(const std::string& folder, std::string* path) {
+  *path = folder + "/experiment.json";
+  if (std::filesystem::exists(*path))
+    return ReadCheckedJson(*path, "the data may be read otherwise");
+  *path = folder + "/trainer.json";
+  if (std::filesystem::exists(*path)) return ParseRunState(ReadFile(*path), *path).experiment;
+  return nullptr;
+}
+
+}  // namespace
 
 RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
                   const std::vector<std::string>& set) {
   RunFolder run;
   run.folder = folder;
   run.config = ReadFolderConfig(folder);
-  const std::string path = folder + "/experiment.json";
-  run.recorded = std::filesystem::exists(path);
+  std::string path;
+  const Json experiment = RecordOf(folder, &path);
+  run.recorded = !experiment.is_null();
   if (run.recorded) {
-    const Json experiment = ReadCheckedJson(path, "the data may be read otherwise");
     CISTERN_CHECK(experiment.is_object() && experiment.contains("task") &&
                       experiment["task"].is_object() && experiment["task"].contains("kind") &&
                       experiment["task"]["kind"].is_string(),
@@ -27,13 +43,12 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
     run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
     run.data = experiment.value("data", Json::object());
   } else {
-    const auto fits = [&](const TaskInfo* t) {
-      return std::find(t->models.begin(), t->models.end(), run.config.kind) != t->models.end();
-    };
-    const auto task = std::find_if(Tasks().begin(), Tasks().end(), fits);
-    CISTERN_CHECK(task != Tasks().end(), folder, " holds a model of kind ", run.config.kind,
-                  ", for which there is no task");
-    run.options.kind = (*task)->name;
+    const std::vector<std::string>& models = FindTask("lm").models;
+    CISTERN_CHECK(
+        std::find(models.begin(), models.end(), run.config.kind) != models.end(), folder,
+        " has no experiment.json, which says how the rows of its task are read: copy that "
+        "of its run there, too");
+    run.options.kind = "lm";
   }
   if (skip_bad_rows) run.options.SkipBadRows();
   for (const std::string& assignment : set) run.options.SetOfUse(assignment);

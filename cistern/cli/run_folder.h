@@ -21,8 +21,9 @@ struct RunFolder {
   void Prepare() const;
 };
 
-// Errors name the missing file. Without experiment.json (a model from elsewhere) the task is the
-// first that trains such a kind of model; it can measure files, but has no data of its own.
+// Errors name the missing file. Without experiment.json (a model from elsewhere) a language model
+// has the task lm and can measure files, but has no data of its own; other models are refused, as
+// nothing says how their rows are read.
 // skip_bad_rows: also where the model was not trained so. set: options of the task that may be
 // others now (TaskOptions::SetOfUse).
 RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -38,6 +39,8 @@ ResultCells ReadResults(const StatisticsCommand& c) {
                  value = reader.Column(c.value);
     std::vector<size_t> names;
     for (const std::string& cell : c.cells) names.push_back(reader.Column(cell));
+    for (const size_t column : names) reader.Require(column);
+    for (const size_t column : {method, seed}) reader.Require(column);
     std::vector<std::string> row;
     while (reader.Next(&row)) {
       const std::string where = StrCat(path, ":", reader.line());
@@ -80,13 +83,24 @@ constexpr size_t kPictures = 24;  // cells that have one
 
 Json NumberOrNull(double x) { return x < 0 ? Json() : Json(x); }
 
+// What decides: by permutations, where they were counted.
+double LeastP(const TestResult& t) { return t.exact < 0 ? t.floor : t.exact_floor; }
+
+// The least p of every cell after Holm over all of them. No data give less: it grows with each p.
+std::vector<double> HolmOfLeast(const std::vector<TestResult>& tests, bool exact) {
+  std::vector<double> least;
+  for (const TestResult& t : tests) least.push_back(exact ? LeastP(t) : t.floor);
+  return Holm(least);
+}
+
 // What the floor of a test says before any data is looked at.
-std::string PowerNote(const std::string& test, double floor, size_t cells, double alpha) {
-  const double needed = alpha / double(cells);
-  if (floor <= needed) return "";
+std::string PowerNote(const std::string& test, double floor, double holm, size_t cells,
+                      double alpha) {
+  if (holm <= alpha) return "";
   return StrCat(test, ": with so few runs the least p that any data can give is ",
-                Significant(floor, 3), ", and Holm's first step over ", cells,
-                cells == 1 ? " cell" : " cells", " needs ", Significant(needed, 3),
+                Significant(floor, 3), ", after Holm over ", cells,
+                cells == 1 ? " cell " : " cells ", Significant(holm, 3), ", above ",
+                Significant(alpha, 3),
                 ": it could not reject whatever the data, so that it did not says nothing.");
 }
 
@@ -129,28 +143,32 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
        "p exact", "Holm exact", "least p", "least p exact"},
       {}};
   std::vector<std::string> notes;
+  const auto add = [&](size_t i, const char* name, const TestResult& t, const Json& adjusted,
+                       double adjusted_exact, double least, double least_exact) {
+    const std::string verdict = adjusted_exact <= c.alpha ? "yes"
+                                : least_exact > c.alpha   ? "cannot"
+                                                          : "no";
+    tests.rows.push_back(
+        {cells[i].first.empty() ? "all" : cells[i].first, int64_t(cells[i].second.methods.size()),
+         int64_t(cells[i].second.seeds.size()), name, verdict, t.statistic, t.effect, t.p, adjusted,
+         NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor)});
+    for (const std::string& note :
+         {PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, least, cells.size(),
+                    c.alpha),
+          t.exact < 0 ? std::string()
+                      : PowerNote(StrCat(name, " by permutations"), t.exact_floor, least_exact,
+                                  cells.size(), c.alpha)}) {
+      if (!note.empty()) AddName(&notes, note);
+    }
+  };
+  const std::vector<double> least = HolmOfLeast(friedman, false),
+                            least_exact = HolmOfLeast(friedman, true),
+                            least_ranks = HolmOfLeast(kruskal, false),
+                            least_ranks_exact = HolmOfLeast(kruskal, true);
   for (size_t i = 0; i < cells.size(); ++i) {
-    const auto add = [&](const char* name, const TestResult& t, const Json& adjusted,
-                         double adjusted_exact) {
-      const double decides = t.exact < 0 ? t.floor : t.exact_floor;
-      const std::string verdict = adjusted_exact <= c.alpha                  ? "yes"
-                                  : decides > c.alpha / double(cells.size()) ? "cannot"
-                                                                             : "no";
-      tests.rows.push_back(
-          {cells[i].first.empty() ? "all" : cells[i].first, int64_t(cells[i].second.methods.size()),
-           int64_t(cells[i].second.seeds.size()), name, verdict, t.statistic, t.effect, t.p,
-           adjusted, NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor)});
-      for (const std::string& note :
-           {PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, cells.size(),
-                      c.alpha),
-            t.exact_floor < 0 ? std::string()
-                              : PowerNote(StrCat(name, " by permutations"), t.exact_floor,
-                                          cells.size(), c.alpha)}) {
-        if (!note.empty()) AddName(&notes, note);
-      }
-    };
-    add("Friedman", friedman[i], holm[i], holm_exact[i]);
-    add("Kruskal-Wallis", kruskal[i], Json(), holm_ranks[i]);
+    add(i, "Friedman", friedman[i], holm[i], holm_exact[i], least[i], least_exact[i]);
+    add(i, "Kruskal-Wallis", kruskal[i], Json(), holm_ranks[i], least_ranks[i],
+        least_ranks_exact[i]);
   }
   f.Add(std::move(tests));
   f.Text(
@@ -206,10 +224,20 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
 namespace {
 
 int RunStatistics(const StatisticsCommand& c) {
+  // It writes at its end alone, so that a signal may end it anywhere.
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
   ApplyCommon(c.common);
   if (!(c.alpha > 0 && c.alpha < 1)) FailUsage("--alpha must be between 0 and 1, got ", c.alpha);
   if (c.draws < 100 || c.draws > 10'000'000)
     FailUsage("--draws must be from 100 to 10,000,000, got ", c.draws);
+  if (!c.out.empty()) {
+    std::error_code ignored;
+    const bool earlier = std::filesystem::exists(c.out + "/statistics.json", ignored);
+    RefuseForeignFiles(c.out, [&](const std::string& name) {
+      return name.starts_with("statistics") || (earlier && name == "report.html");
+    });
+  }
   const Figures f = TestMethods(ReadResults(c), {c.alpha, c.draws, c.common.seed, c.value});
   if (!c.out.empty()) {
     EnsureDirectory(c.out);

@@ -82,28 +82,41 @@ std::string TaskOf(const TrainArguments& a, const std::string& folder) {
   return NamedTask(a.resume && std::filesystem::exists(begun) ? begun : a.file, a.set);
 }
 
-// The weights of --from know the tokens of their folder: others cannot be asked for.
-void CheckTokens(const TrainArguments& a) {
-  const std::string path = a.from + "/tokenizer.json";
+std::string WithoutSpaces(std::string text) {
+  std::erase(text, ' ');
+  return text;
+}
+
+// The weights of `from` know the tokens of their folder: others cannot be asked for.
+void CheckTokens(const std::string& from, const std::vector<std::string>& set) {
+  const std::string path = from + "/tokenizer.json";
   if (!std::filesystem::exists(path)) return;
   const auto tokenizer = LoadTokenizer(path);
-  for (const std::string& s : a.set) {
-    const size_t end = std::min(s.find('='), s.size());
-    const std::string key = s.substr(0, end), value = s.substr(std::min(end + 1, s.size()));
+  for (const std::string& s : set) {
+    const std::string plain = WithoutSpaces(s);
+    const size_t end = std::min(plain.find('='), plain.size());
+    const std::string key = plain.substr(0, end),
+                      value = plain.substr(std::min(end + 1, plain.size()));
     if (!key.starts_with("task.")) continue;
     const bool other =
         (key.ends_with(".tokenizer") && value != NameOf(tokenizer->kind(), TokenizerKinds())) ||
         (key.ends_with(".vocab_size") && value != std::to_string(tokenizer->vocab_size()));
     if (other)
-      FailUsage("--set ", s, ": the run takes the tokens that the weights of ", a.from,
+      FailUsage("--set ", s, ": the run takes the tokens that the weights of ", from,
                 " know, those of its tokenizer.json; leave it out");
   }
+}
+
+void CheckFrom(const Experiment& experiment, const std::vector<std::string>& set) {
+  if (!experiment.from.empty()) return CheckTokens(experiment.from, set);
+  if (experiment.new_head || experiment.swap_attention)
+    FailUsage("new_head and swap_attention need a folder to start from: --from FOLDER");
 }
 
 // Whether one of the assignments gives `key` a number that is not 0.
 bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
   return std::any_of(assignments.begin(), assignments.end(), [&](const std::string& s) {
-    return s.starts_with(key + "=") && s != key + "=0";
+    return AssignedKey(s) == key && WithoutSpaces(s) != key + "=0";
   });
 }
 
@@ -132,6 +145,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   ApplyCommon(a.common.OrAuto());
   Experiment experiment;
   if (a.list) {
+    if (a.common.json) FailUsage("--list prints text; leave out --json");
     std::printf("%s", experiment.Describe().Help().c_str());
     return 0;
   }
@@ -164,16 +178,12 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     if (Sets(a.set, "train.steps")) defaults.push_back("train.seconds=0");
     ReadExperiment(experiment, "", defaults);
   }
-  if (a.resume && !a.from.empty())
-    FailUsage("--resume continues with the weights of the run in --out; omit --from");
-  if (a.from.empty() && (a.new_head || a.swap_attention))
-    FailUsage("--new-head and --swap-attention need --from FOLDER");
-  if (!a.from.empty()) {
-    CheckTokens(a);
-    set.push_back("from=" + a.from);
-    set.push_back(StrCat("new_head=", a.new_head ? "true" : "false"));
-    set.push_back(StrCat("swap_attention=", a.swap_attention ? "true" : "false"));
-  }
+  if (a.resume && (!a.from.empty() || a.new_head || a.swap_attention))
+    FailUsage("--resume continues with the weights of the run in --out; omit --from, --new-head ",
+              "and --swap-attention");
+  if (!a.from.empty()) set.push_back("from=" + a.from);
+  if (a.new_head) set.push_back("new_head=true");
+  if (a.swap_attention) set.push_back("swap_attention=true");
   if (!a.pretrain.empty()) set.push_back("pretrain.objective=" + a.pretrain);
   set.insert(set.end(), a.set.begin(), a.set.end());
   if (!a.resume) ExpandRecommended(a, &set);
@@ -194,6 +204,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
     ReadRunExperiment(experiment, run.path(), set);
   } else {
     ReadNamedExperiment(experiment, a.file, set);
+    CheckFrom(experiment, a.set);
   }
   if (a.skip_bad_rows) experiment.task.SkipBadRows();
   if (a.print_config) {
@@ -247,7 +258,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   }
   const std::string shared =
       processes->alone() ? "" : StrCat(" by ", processes->count(), " processes");
-  std::printf("%s, %ld parameters: %ld steps in %.0f s%s, %.0f tokens/s, input %.2g %% of it%s\n",
+  std::printf("%s, %ld parameters: %ld steps in %.0f s%s, %.0f tokens/s, input %.1f %% of it%s\n",
               trained.config.Summary().c_str(), long(r.parameters), long(r.steps), r.seconds,
               shared.c_str(), r.tokens_per_second, 100 * r.input_share,
               BusyNote(r.cpu_share).c_str());

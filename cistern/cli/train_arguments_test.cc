@@ -58,6 +58,19 @@ TEST_F(TrainArgumentsTest, StepsOrSeconds) {
   }
   Expect({"compare", *shared_ / "text.txt", "--set", "train.steps=5", "--out", folder_ / "c"}, 2,
          {"train.steps=5", "give --seconds"});
+  Expect({"compare", *shared_ / "text.txt", "--set", "train.steps = 5", "--out", folder_ / "c"}, 2,
+         {"train.steps = 5", "give --seconds"});
+}
+
+TEST_F(TrainArgumentsTest, BlanksAroundAnEqualsSign) {
+  const Outcome o = Run({"train", "--print-config", "--set", "task.kind = lm", "--set",
+                         " from = " + Trained(), "--set", "task.length = 24 "});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"kind = \"lm\"", "\ndim = 16\n", "length = 24"});
+  const Outcome mlm =
+      Run({"train", "--data", TrainedText(), "--print-config", "--set", "task.kind = mlm"});
+  ASSERT_EQ(mlm.code, 0) << mlm;
+  ExpectContains(mlm.out, {"kind = \"mlm\""});
 }
 
 TEST_F(TrainArgumentsTest, WeightsBringTheirTokens) {
@@ -67,6 +80,9 @@ TEST_F(TrainArgumentsTest, WeightsBringTheirTokens) {
   Expect(from + Words{"--set", "task.tokenizer=bytes"}, 2,
          {"task.tokenizer=bytes", "leave it out"});
   Expect(from + Words{"--set", "task.lm.vocab_size=290"}, 2, {"task.lm.vocab_size=290"});
+  Expect({"train", "--text", *shared_ / "text.txt", "--set", "from=" + *shared_ / "model", "--set",
+          "task.tokenizer=bytes", "--out", folder_ / "run"},
+         2, {"task.tokenizer=bytes", "leave it out"});
 }
 
 TEST_F(TrainArgumentsTest, RowsWithoutALabel) {

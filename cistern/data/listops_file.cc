@@ -19,7 +19,8 @@ namespace {
 constexpr const char* kListOpsNames[] = {"<pad>", "0",    "1",   "2", "3",        "4",
                                          "5",     "6",    "7",   "8", "9",        "[MIN",
                                          "[MAX",  "[MED", "[SM", "]", "<unknown>"};
-constexpr char kListOpsSums[] = "xxh64sums";  // as the program xxh64sum writes them
+constexpr char kListOpsSums[] = "xxh64sums";      // as the program xxh64sum writes them
+constexpr char kListOpsUnfinished[] = "listops";  // the folder of files that are being written
 constexpr const char* kListOpsFiles[] = {"basic_train.tsv", "basic_val.tsv", "basic_test.tsv"};
 
 uint8_t TokenOf(std::string_view word) {
@@ -30,15 +31,6 @@ uint8_t TokenOf(std::string_view word) {
     if (word == kListOpsNames[token]) return token;
   }
   return kListOpsUnknown;
-}
-
-// The published text into a file that is not committed yet.
-void WriteListOpsRows(const ListOpsSet& set, AtomicFile* file, const std::function<void()>& each) {
-  file->Write("Source\tTarget\n");
-  for (int64_t i = 0; i < set.size(); ++i) {
-    file->Write(StrCat(ListOpsText(set.Row(i)), '\t', int(set.labels[i]), '\n'));
-    if (each) each();
-  }
 }
 
 std::string ListOpsSums(const std::string& folder) {
@@ -83,7 +75,11 @@ std::string ListOpsText(std::span<const uint8_t> tokens) {
 void WriteListOpsFile(const ListOpsSet& set, const std::string& path,
                       const std::function<void()>& each) {
   AtomicFile file(path);
-  WriteListOpsRows(set, &file, each);
+  file.Write("Source\tTarget\n");
+  for (int64_t i = 0; i < set.size(); ++i) {
+    file.Write(StrCat(ListOpsText(set.Row(i)), '\t', int(set.labels[i]), '\n'));
+    if (each) each();
+  }
   file.Commit();
 }
 
@@ -98,8 +94,10 @@ void CheckNoListOps(const std::string& folder) {
 
 void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
                   const ListOpsProgress& progress) {
-  CheckNoListOps(folder);
   const MadeFolder made(folder);
+  const FileLock lock(folder + "/lock", "the data set in " + folder);
+  CheckNoListOps(folder);
+  RemoveLeftovers(folder, kListOpsUnfinished);
   const int64_t total = splits.train.size() + splits.valid.size() + splits.test.size();
   int64_t done = 0;
   const auto each = [&] {
@@ -109,11 +107,28 @@ void WriteListOps(const ListOpsSplits& splits, const std::string& folder,
   };
   const ListOpsSet* const sets[] = {&splits.train, &splits.valid, &splits.test};
   // All three take their places together, or none does.
-  const auto path = [&](int i) { return folder + "/" + kListOpsFiles[i]; };
-  AtomicFile files[] = {AtomicFile(path(0)), AtomicFile(path(1)), AtomicFile(path(2))};
-  for (int i = 0; i < 3; ++i) WriteListOpsRows(*sets[i], &files[i], each);
-  InterruptibleData::Check();
-  for (AtomicFile& file : files) file.Commit();
+  namespace fs = std::filesystem;
+  const std::string fresh = TemporaryName(folder + "/" + kListOpsUnfinished) + "/";
+  std::error_code error, ignored;
+  int placed = 0;
+  try {
+    EnsureDirectory(fresh);
+    for (int i = 0; i < 3; ++i) WriteListOpsFile(*sets[i], fresh + kListOpsFiles[i], each);
+    InterruptibleData::Check();
+    lock.Check();
+    for (const char* name : kListOpsFiles) {
+      const std::string path = folder + "/" + name;
+      fs::rename(fresh + name, path, error);
+      CISTERN_CHECK(!error, "cannot make ", path, ": ", error.message());
+      ++placed;
+    }
+  } catch (...) {
+    for (int i = 0; i < placed; ++i) fs::remove(folder + "/" + kListOpsFiles[i], ignored);
+    fs::remove_all(fresh, ignored);
+    throw;
+  }
+  fs::remove_all(fresh, ignored);
+  SyncDirectory(folder);
   if (progress) progress(done, total);
 }
 

@@ -1,15 +1,19 @@
 #include "cistern/data/listops.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <set>
 
 #include "cistern/base/error.h"
 #include "cistern/base/parallel.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
+#include "cistern/io/test_folder.h"
 
 namespace cistern {
 namespace {
@@ -139,6 +143,28 @@ TEST(ListOpsFile, ReadsWhatItWrote) {
   EXPECT_EQ(ReadListOps(folder + "/basic_test.tsv", {.max_length = 7}).tokens.size(), 35u);
   std::filesystem::remove_all(folder);
   EXPECT_THROW(ReadListOpsFolder(folder), Error);
+}
+
+// As on a disk that is full, or where another process writes.
+TEST(ListOpsFile, AllFilesAreWrittenOrNone) {
+  const TestFolder folder;
+  const std::string out = folder / "new";
+  const ListOpsSplits splits =
+      GenerateListOps({.counts = {1, 1, 50}, .min_length = 20, .max_length = 60}, 5);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit limit = {4000, before.rlim_max};
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const std::string said = ErrorMessage([&] { WriteListOps(splits, out); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_NE(said.find("basic_test.tsv: File too large"), std::string::npos) << said;
+  EXPECT_EQ(folder.Count(), 0);
+  EnsureDirectory(out);
+  const FileLock lock(out + "/lock", "it");
+  EXPECT_NE(ErrorMessage([&] { WriteListOps(splits, out); }).find("is in use by process"),
+            std::string::npos);
 }
 
 TEST(ListOpsFile, BrokenFilesAreNamedWithTheLine) {

@@ -280,6 +280,7 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
     table_options.skip_bad = options.skip_bad;
     TableReader table(path, table_options);
     const size_t column = table.Column(TextColumn(table, options.column));
+    table.Require(column);
     for (std::vector<std::string> cells; table.Next(&cells);) builder.Add(cells[column]);
     out.skipped = table.skipped();
   }

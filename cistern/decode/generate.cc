@@ -168,7 +168,7 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
   const auto begin = Clock::now();
   const GenerateOptions& options = job.options;
   const ModelConfig& config = model_->config();
-  const int64_t limit = config.PositionLimit(Form::kCausal);
+  const int64_t limit = config.LengthLimit(Form::kCausal);
   std::vector<int64_t> before;
   for (size_t b = 0; b < rows.size(); ++b) before.push_back(text.position(int64_t(b)));
   if (text.hidden.defined()) text.hidden = text.hidden.clone();
@@ -188,8 +188,8 @@ void Generator::Prefill(std::deque<Row>& rows, TextState& text, const Job& job) 
         FailUsage("prompt ", options.first_row + int64_t(b),
                   before[b] > 0 ? " and the text that it continues have " : " has ", tokens,
                   " tokens or more, and with max-tokens=", options.max_tokens,
-                  " it would go beyond max_length=", limit,
-                  ", where the learned positions of this model end");
+                  " it would go beyond the ", limit,
+                  " tokens where the positions of this model end (max_length)");
       }
     }
     if (std::all_of(pieces.begin(), pieces.end(), [](const auto& p) { return p.empty(); })) break;

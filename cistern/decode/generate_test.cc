@@ -247,7 +247,7 @@ TEST(Generate, Errors) {
   EXPECT_EQ(learned.Run("twelve bytes", options).tokens.size(), 20u);
   EXPECT_NE(ErrorMessage([&] {
               learned.Run("thirteen byte", options);
-            }).find("max_length=32, where the learned positions"),
+            }).find("the 32 tokens where the positions"),
             std::string::npos);
   options.max_tokens = -1;
   EXPECT_NE(ErrorMessage([&] { learned.Run("a", options); }).find("max-tokens must be 0 or above"),
@@ -290,11 +290,11 @@ TEST(Generate, PositionsEndWhereThoseOfTheStackDo) {
   config.max_length = 32;
   config.decoder.positions = PositionKind::kLearned;
   EXPECT_EQ(refused(config, 20), "no error");
-  EXPECT_NE(refused(config, 21).find("max_length=32, where the learned"), std::string::npos);
+  EXPECT_NE(refused(config, 21).find("the 32 tokens where the"), std::string::npos);
   config.positions = PositionKind::kLearned;
   config.decoder.max_length = 48;
   EXPECT_EQ(refused(config, 36), "no error");
-  EXPECT_NE(refused(config, 37).find("max_length=48, where the learned"), std::string::npos);
+  EXPECT_NE(refused(config, 37).find("the 48 tokens where the"), std::string::npos);
   config.decoder.positions = PositionKind::kNone;
   EXPECT_EQ(refused(config, 60), "no error");
 }
@@ -332,8 +332,10 @@ TEST(LmFolder, OpensAndRefuses) {
             std::string::npos);
   const auto model = std::dynamic_pointer_cast<DecoderLm>(MakeModel(TinyConfig("latte"), 5));
   SaveModel(*model, path);
-  EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path); }).find("lacks tokenizer.json"),
-            std::string::npos);
+  SaveModel(*model, path + "/checkpoint-2");  // without it, too
+  const std::string lacks = ErrorMessage([&] { OpenLmFolder(path); });
+  EXPECT_NE(lacks.find("lacks tokenizer.json"), std::string::npos) << lacks;
+  EXPECT_EQ(lacks.find("model folders inside"), std::string::npos) << lacks;
   ByteTokens()->Save(path + "/tokenizer.json");
   EXPECT_EQ(OpenLmFolder(path).model->options().dtype(), at::kFloat);
   EXPECT_EQ(OpenLmFolder(path, "float64").model->options().dtype(), at::kDouble);

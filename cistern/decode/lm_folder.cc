@@ -10,14 +10,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where a user who named the folder above may have wanted to go.
-std::string ModelsInside(const std::string& folder) {
+// Where a user who named the folder above, which lacks a file, may have wanted to go.
+std::string ModelsInside(const std::string& folder, const std::string& lacks) {
   std::vector<std::string> found;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
     if (fs::exists(it->path() / "config.json", ignored) &&
-        fs::exists(it->path() / "model.safetensors", ignored))
+        fs::exists(it->path() / "model.safetensors", ignored) &&
+        fs::exists(it->path() / lacks, ignored))
       found.push_back(it->path().string());
   }
   std::sort(found.begin(), found.end());
@@ -31,7 +32,7 @@ void RequireFile(const std::string& folder, const std::string& name) {
   if (!fs::exists(fs::path(folder) / name, ignored)) {
     Fail(folder, " is not a model folder: it lacks ", name,
          " (a model folder holds config.json, model.safetensors and tokenizer.json)",
-         ModelsInside(folder));
+         ModelsInside(folder, name));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
+#include "cistern/io/table_reader.h"
 
 namespace cistern {
 
@@ -134,7 +135,9 @@ std::string Trimmed(const std::string& text) {
 // A command-line number as JSON; anything else stays text, for the error message.
 Json NumberOrText(const std::string& text) {
   const Json json = Json::parse(text, nullptr, false);
-  return json.is_number() ? json : Json(text);
+  if (json.is_number()) return json;
+  double value = 0;  // .5 and 5. are numbers to users
+  return ParseFinite(text, &value) ? Json(value) : Json(text);
 }
 
 Json CommaList(const std::string& text, bool numbers) {
@@ -149,9 +152,11 @@ Json CommaList(const std::string& text, bool numbers) {
   return list;
 }
 
-// JSON, or a bare word or path as text: "elu", but not "{a" or "3x".
+// JSON, a list without its brackets, or a bare word or path as text: "elu", but not "{a" or "3x".
 Json JsonOrWord(const std::string& text, const std::string& dotted) {
   Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded() && text.find(',') != std::string::npos)
+    json = Json::parse("[" + text + "]", nullptr, false);
   if (!json.is_discarded() && text.find_first_of("[{") == std::string::npos) return json;
   if (!text.empty() && std::isalpha(static_cast<unsigned char>(text[0])) &&
       text.find_first_of("\"{}[]") == std::string::npos)

@@ -117,6 +117,10 @@ TEST(Fields, Set) {
   EXPECT_EQ(options.mechanisms, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(options.lengths, std::vector<int64_t>{7});
   EXPECT_EQ(options.extra.dump(), R"({"k":1,"deep":{"feature":"elu","slots":32}})");
+  fields.Set("train.lr=.5");  // as users write it
+  EXPECT_EQ(options.lr, 0.5);
+  fields.Set("extra=1,2.5");
+  EXPECT_EQ(options.extra, Json({1, 2.5}));
   fields.Set("lengths=[1,2]");
   fields.Set("mechanisms=");
   fields.Set("train={\"lr\": 2}");

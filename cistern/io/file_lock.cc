@@ -9,7 +9,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
@@ -46,6 +49,31 @@ pid_t ProcessOf(const std::string& name) {
   const std::string pid = rest.substr(0, dash), number = rest.substr(dash + 1);
   if ((pid + number).find_first_not_of("0123456789") != rest.npos) return 0;
   return pid_t(std::stoi(pid));
+}
+
+bool Dead(pid_t pid) { return ::kill(pid, 0) != 0 && errno == ESRCH; }
+
+// Seconds since a process began; a negative number where the system does not say.
+double AgeOf(pid_t pid) {
+  std::ifstream file(StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text, '\0');
+  std::istringstream fields(text.substr(text.rfind(')') + 1));  // after the name: proc(5), from 3
+  for (int field = 3; field < 22; ++field) fields >> text;
+  double ticks = 0;
+  timespec now{};
+  if (!(fields >> ticks) || ::clock_gettime(CLOCK_BOOTTIME, &now) != 0) return -1;
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec) - ticks / double(::sysconf(_SC_CLK_TCK));
+}
+
+// Whether a file was there before the process of this number began, so that another one with its
+// number wrote it: in a container every run may be process 1.
+bool IsOlder(const std::string& path, pid_t pid) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) return false;
+  constexpr double kClocks = 2;  // seconds by which they may differ
+  const double age = AgeOf(pid);
+  return age >= 0 && double(::time(nullptr) - info.st_mtime) > age + kClocks;
 }
 
 }  // namespace
@@ -99,7 +127,7 @@ void RemoveLeftovers(const std::string& folder, const std::string& name) {
     const std::string found = entry->path().filename().string();
     if (!name.empty() && !found.starts_with(name + kTemporary)) continue;
     const pid_t pid = ProcessOf(found);
-    if (pid == 0 || pid == ::getpid() || ::kill(pid, 0) == 0 || errno != ESRCH) continue;
+    if (pid == 0 || (!Dead(pid) && !IsOlder(entry->path(), pid))) continue;
     std::error_code ignored;
     fs::remove_all(entry->path(), ignored);
   }

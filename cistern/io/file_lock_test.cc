@@ -5,6 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <filesystem>
+
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/test_folder.h"
 
@@ -102,6 +105,13 @@ TEST(RemoveLeftovers, OfDeadProcessesAlone) {
   EnsureDirectory(StrCat(folder / "listops.tmp-", dead, "-0", "/inside"));
   RemoveLeftovers(folder.path());
   EXPECT_EQ(folder.Count(), 5);
+  // Of an earlier process with a number that is in use again, as in a container.
+  for (const std::string& name : {own, other}) {
+    std::filesystem::last_write_time(
+        name, std::filesystem::file_time_type::clock::now() - std::chrono::hours(10'000));
+  }
+  RemoveLeftovers(folder.path());
+  EXPECT_EQ(folder.Count(), 3);
   EXPECT_NE(TemporaryName("a"), TemporaryName("a"));
 }
 

@@ -2,19 +2,35 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <vector>
 
+#include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
-#include "cistern/io/jsonl.h"
+#include "cistern/io/json_text.h"
 
 namespace cistern {
 
-void WriteMetricsCsv(const std::string& folder) {
+void ForEachLogLine(const std::string& folder, const std::function<void(const Json& line)>& f) {
   const std::string log = folder + "/metrics.jsonl";
+  std::ifstream file(log, std::ios::binary);
+  size_t number = 0;
+  for (std::string text; std::getline(file, text);) {
+    Json line;
+    try {
+      line = ParseJson(text, log, ++number);
+    } catch (const Error&) {
+      continue;
+    }
+    if (line.is_object()) f(line);
+  }
+}
+
+void WriteMetricsCsv(const std::string& folder) {
   std::error_code error;
-  if (!std::filesystem::exists(log, error)) return;
+  if (!std::filesystem::exists(folder + "/metrics.jsonl", error)) return;
   std::vector<std::string> columns = {"event", "step", "seconds"};
-  ForEachJsonl(log, [&](const Json& line, size_t) {
+  ForEachLogLine(folder, [&](const Json& line) {
     for (const auto& [key, value] : line.items()) {
       if (value.is_number() && std::find(columns.begin(), columns.end(), key) == columns.end())
         columns.push_back(key);
@@ -23,7 +39,7 @@ void WriteMetricsCsv(const std::string& folder) {
   std::string text;
   for (const std::string& column : columns) text += (text.empty() ? "" : ",") + column;
   text += '\n';
-  ForEachJsonl(log, [&](const Json& line, size_t) {
+  ForEachLogLine(folder, [&](const Json& line) {
     for (size_t c = 0; c < columns.size(); ++c) {
       if (c > 0) text += ',';
       const auto at = line.find(columns[c]);

@@ -19,6 +19,7 @@ TEST(MetricsCsv, HasALineForEachOfTheLogs) {
   WriteFileAtomically(
       folder / "metrics.jsonl",
       "{\"event\":\"step\",\"step\":1,\"loss\":0.5,\"seconds\":2}\n"
+      "{\"event\":\"step\",\"step:2}\n[3]\n\n"  // passed over
       "{\"event\":\"valid\",\"step\":1,\"seconds\":2,\"accuracy\":50.25,\"confusion\":[[1]]}\n"
       "{\"event\":\"test\",\"accuracy\":null,\"r2\":-1e-3}\n");
   WriteMetricsCsv(folder.path());

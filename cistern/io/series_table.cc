@@ -92,7 +92,9 @@ class TableSeries : public SeriesSource {
     layout_ = format_.layout;
     if (layout_ == Layout::kAuto)
       layout_ = series_ != kNoColumn || !labels ? Layout::kSteps : Layout::kRows;
-    for (const std::string& name : format_.ignore) table_.Column(name);  // a name that is not there
+    if (format_.channels.empty()) {  // of what is learned from, a name that is not there
+      for (const std::string& name : format_.ignore) table_.Column(name);
+    }
     if (layout_ == Layout::kSteps && !format_.channels.empty()) {
       for (const std::string& name : format_.channels) {
         CISTERN_CHECK(Listing(columns, name), path, ": there is no column '", name,

@@ -235,6 +235,9 @@ void TableReader::ReadJson(const std::string& line, std::vector<std::string>* ce
   if (columns_.empty()) {
     for (const auto& [key, value] : row.items()) columns_.push_back(key);
   }
+  for (const size_t column : required_)
+    CISTERN_ROW_CHECK(row.contains(columns_[column]), path(), ":", row_line_, ": the row has no '",
+                      columns_[column], "'; give it \"\" or null where it is empty");
   LongIntegers integers;
   if (std::any_of(row.begin(), row.end(), MayBeRounded)) nlohmann::json::sax_parse(line, &integers);
   cells->assign(columns_.size(), "");

@@ -43,10 +43,12 @@ class TableReader {
   // What to say besides where a column is asked for and a first line without a name in its first
   // cell may be a row; else empty.
   std::string HeaderHint() const;
+  // Of JSON lines: from now on a row without the key of this column cannot be read.
+  void Require(size_t column) { required_.push_back(column); }
   // The next row's cells in the order of columns(); false at the end. Integers of JSON are as
-  // written, whatever their size, other numbers in their shortest form; a missing key or null is
-  // an empty cell. Error "data.tsv:12: ..." where a row has another number of cells or is not
-  // valid, unless skip_bad.
+  // written, whatever their size, other numbers in their shortest form; null, or a key that is not
+  // there, is an empty cell. Error "data.tsv:12: ..." where a row has another number of cells or is
+  // not valid, unless skip_bad.
   bool Next(std::vector<std::string>* cells);
   int64_t line() const { return row_line_; }  // where the last row begins
   int64_t skipped() const { return skipped_; }
@@ -66,6 +68,7 @@ class TableReader {
   TableOptions options_;
   std::vector<std::string> columns_, first_;  // first_: a first line that is no header
   bool has_first_ = false, has_names_ = true;
+  std::vector<size_t> required_;
   int64_t row_line_ = 0, skipped_ = 0;
   std::optional<std::string> ahead_;  // a line that was read already, behind `empty_` empty ones
   int64_t empty_ = 0;

@@ -214,6 +214,24 @@ TEST(TableReader, FiniteNumbers) {
     EXPECT_EQ(number(text), std::nullopt) << text;
 }
 
+TEST(TableReader, KeysThatEveryRowNeeds) {
+  const TestFolder folder;
+  WriteText(folder / "a.jsonl", "{\"x\": 1, \"y\": 2}\n{\"x\": null}\n{\"y\": 3}\n{}\n");
+  TableReader table(folder / "a.jsonl");
+  table.Require(table.Column("x"));
+  Cells cells;
+  ASSERT_TRUE(table.Next(&cells) && table.Next(&cells));
+  EXPECT_EQ(cells, (Cells{"", ""}));
+  const std::string said = ErrorMessage([&] { table.Next(&cells); });
+  EXPECT_NE(said.find("a.jsonl:3: the row has no 'x'"), std::string::npos) << said;
+  TableOptions options;
+  options.skip_bad = true;
+  TableReader skipping(folder / "a.jsonl", options);
+  skipping.Require(0);
+  EXPECT_EQ(ReadAll(skipping).size(), 2u);
+  EXPECT_EQ(skipping.skipped(), 2);
+}
+
 TEST(TableReader, KeysThatTheFirstRowLacks) {
   const TestFolder folder;
   WriteText(folder / "a.jsonl", "{\"x\": 1}\n{\"x\": 2, \"y\": 3}\n{\"x\": 4}\n");

@@ -129,9 +129,9 @@ Fields ModelConfig::Describe() {
         "dropout",
         {-1.0, 0.95});
   f.Add("bias", &bias, "biases in all linear maps");
-  f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward, regardless of `bias`");
+  f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward also without `bias`");
   f.Add("head_bias", &head_bias,
-        "of a language model: a bias in the output layer, regardless of `bias`; needs "
+        "of a language model: a bias in the output layer also without `bias`; needs "
         "tie_embeddings=false");
   f.Add("tie_embeddings", &tie_embeddings,
         "of a language model: the output layer shares the (target's) embedding matrix");
@@ -241,7 +241,17 @@ void CheckParts(const ModelConfig& config) {
        "cls_place", "pooling=cls");
   only(!config.head_dims.empty(), classifies, "head_dims", classifiers);
   only(config.head_dropout >= 0, classifies, "head_dropout", classifiers);
-  only(config.scale_logits, !classifies, "scale_logits", "language models");
+  only(config.pooling != PoolingKind::kMean, classifies, "pooling", classifiers);
+  only(config.norm_pooled, classifies, "norm_pooled", classifiers);
+  only(config.head != HeadKind::kRelu, classifies, "head", classifiers);
+  only(config.classes > 0, classifies, "classes", classifiers);
+  only(config.target_vocab_size > 0, config.info().encodes, "target_vocab_size",
+       "models with a source and a target");
+  // Other kinds may be trained on their tokens first (train/pretrain.h).
+  const bool tokens = config.kind != "forecaster";
+  only(!config.tie_embeddings, tokens, "tie_embeddings", "language models");
+  only(config.head_bias, tokens, "head_bias", "language models");
+  only(config.scale_logits, tokens && !classifies, "scale_logits", "language models");
   if (config.head == HeadKind::kLinear && (!config.head_dims.empty() || config.head_dropout > 0))
     FailUsage("head=linear has no hidden layer for head_dims or head_dropout; use relu or gelu");
 }
@@ -304,11 +314,45 @@ void CheckLayerDrop(const ModelConfig& config) {
   }
 }
 
+constexpr int64_t kAnyLength = std::numeric_limits<int64_t>::max();
+
+// Tokens for which all mechanisms of the stack have weights: their option length, or max_length.
+int64_t FixedLength(const LayerStack& stack) {
+  int64_t limit = kAnyLength;
+  for (int64_t layer = 0; layer < stack.layers(); ++layer) {
+    const std::string& name = stack.Mechanism(layer);
+    for (const MechanismInfo* info : MechanismsOf(name)) {
+      if (!info->fixed_length) continue;
+      const Json all = stack.Options(layer),
+                 own = IsHeadGroups(name) ? all.value(info->name, Json::object()) : all;
+      const int64_t length = own.value("length", int64_t{0});
+      limit = std::min(limit, length > 0 ? length : stack.options().max_length);
+    }
+  }
+  return limit;
+}
+
 }  // namespace
 
 int64_t ModelConfig::PositionLimit(Form form) const {
   const StackOptions o = Stack(form).options();
-  return o.positions == PositionKind::kLearned ? o.max_length : std::numeric_limits<int64_t>::max();
+  return o.positions == PositionKind::kLearned ? o.max_length : kAnyLength;
+}
+
+int64_t ModelConfig::LengthLimit(Form form) const {
+  int64_t limit = std::min(PositionLimit(form), FixedLength(Stack(form)));
+  if (form == Form::kBidirectional && info().Has(Form::kCross))
+    limit = std::min(limit, FixedLength(Stack(Form::kCross)));
+  return limit;
+}
+
+void ModelConfig::Reach(Form form, int64_t tokens, const std::string& what) {
+  if (tokens <= LengthLimit(form)) return;
+  max_length = std::max(max_length, tokens);
+  if (const int64_t limit = LengthLimit(form); tokens > limit)
+    FailUsage(what, " has ", tokens, " tokens, and the positions of the model end at ", limit,
+              "; raise model.", GroupName(form),
+              ".max_length, or the option length of its mechanism");
 }
 
 void ModelConfig::CheckPositions(Form form, int64_t tokens, const char* what) const {

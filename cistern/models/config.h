@@ -74,6 +74,12 @@ struct ModelConfig {
   LayerStack Stack(Form form) const { return {*this, form}; }
   // Tokens that the stack's positions reach: max_length where they are learned, else any count.
   int64_t PositionLimit(Form form) const;
+  // The same, or fewer where a mechanism has weights for each position; cross attention reads the
+  // tokens of the encoder.
+  int64_t LengthLimit(Form form) const;
+  // Raises max_length to that of `what` ("the row at a.tsv:3"), of so many tokens. UsageError where
+  // a group or a mechanism's own option still ends before.
+  void Reach(Form form, int64_t tokens, const std::string& what);
   // UsageError where `what` ("a row", "a source") of so many tokens goes beyond that.
   void CheckPositions(Form form, int64_t tokens, const char* what) const;
   const StackOptions& Group(Form form) const;

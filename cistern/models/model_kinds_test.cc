@@ -214,6 +214,29 @@ TEST(ModelConfig, ValuesAreOfTheKindThatReadsThem) {
   ExpectContains(ErrorMessage([&] { lm.Validate(); }), {"init.values_std", "decoder_lm"});
 }
 
+TEST(ModelConfig, KeysOfOtherKindsAreRefused) {
+  const auto message = [](const std::string& kind, auto change) {
+    ModelConfig c;
+    c.kind = kind, c.vocab_size = 9;
+    change(c);
+    return ErrorMessage([&] { c.Validate(); });
+  };
+  const auto expect = [&](const std::string& kind, const std::string& key, auto change) {
+    ExpectContains(message(kind, change), {key, kind, "leave it out"});
+  };
+  expect("decoder_lm", "target_vocab_size", [](auto& c) { c.target_vocab_size = 99; });
+  expect("decoder_lm", "pooling", [](auto& c) { c.pooling = PoolingKind::kCls; });
+  expect("masked_lm", "norm_pooled", [](auto& c) { c.norm_pooled = true; });
+  expect("span_predictor", "head", [](auto& c) { c.head = HeadKind::kGelu; });
+  expect("encoder_decoder", "classes", [](auto& c) { c.classes = 3; });
+  expect("forecaster", "tie_embeddings", [](auto& c) { c.tie_embeddings = false; });
+  expect("forecaster", "scale_logits", [](auto& c) { c.scale_logits = true; });
+  const auto translates = [](auto& c) {
+    c.target_vocab_size = 99, c.own["encoder_decoder"] = Json{{"share_embeddings", false}};
+  };
+  EXPECT_EQ(message("encoder_decoder", translates), "no error");
+}
+
 // ---- a training step of each kind
 
 double Step(Model& model, const NamedTensors& batch, std::vector<at::Tensor>* gradients) {

@@ -146,7 +146,10 @@ TEST(PerceiverWidth, OtherModelsHaveOneWidth) {
                    c.attention = {"softmax", "perceiver", "softmax"};
                  }),
                  {"input_dim=10", "dim=12", "softmax", "attention=perceiver"});
-  ExpectContains(error([](ModelConfig& c) { c.kind = "decoder_lm", c.attention = {"latte"}; }),
+  ExpectContains(error([](ModelConfig& c) {
+                   c.kind = "decoder_lm", c.attention = {"latte"};
+                   c.classes = 0, c.norm_pooled = false, c.head = HeadKind::kRelu;
+                 }),
                  {"input_dim=10"});
 }
 

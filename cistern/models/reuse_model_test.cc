@@ -21,7 +21,7 @@ constexpr int64_t kVocab = 17, kModel = 16, kLayerHeads = 4, kHeadWidth = kModel
 ModelConfig Config(const Json& options, int64_t layers = 4,
                    const std::string& kind = "decoder_lm") {
   ModelConfig c;
-  c.kind = kind, c.classes = 3;
+  c.kind = kind, c.classes = kind == "encoder_classifier" ? 3 : 0;
   c.vocab_size = kVocab, c.dim = kModel, c.heads = kLayerHeads, c.layers = layers,
   c.max_length = 64;
   c.attention = {"reuse"};

@@ -8,6 +8,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/format.h"
+#include "cistern/models/changed_files.h"
 
 namespace cistern {
 namespace {
@@ -159,7 +160,8 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
                            const TransferOptions& options) {
   const ModelConfig there = FolderConfig(folder);
   if (!options.swap_attention) CheckMechanisms(model.config(), there, folder);
-  const TensorFile file = LoadTensors(folder + "/model.safetensors");
+  const std::string weights = folder + "/model.safetensors";
+  const TensorFile file = LoadTensors(weights);
   std::map<std::string, const at::Tensor*> theirs;
   for (const NamedTensor& t : file.tensors) theirs[t.name] = &t.value;
 
@@ -177,6 +179,9 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
     const Part part = PartOf(name);
     report.numbers += p.value().numel();
     const auto found = theirs.find(name);
+    CISTERN_CHECK(found == theirs.end() || found->second->is_floating_point(), weights,
+                  ": tensor '", name, "' has type ", at::toString(found->second->scalar_type()),
+                  ", expected floating point");
     const bool fits = found != theirs.end() &&
                       (found->second->sizes() == p.value().sizes() ||
                        (options.first_ids && BeginsWith(name, *found->second, p.value())));
@@ -227,7 +232,9 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
                 "; --new-head begins with another, and without the setting it is the folder's");
     report.left.push_back(t.name);
   }
-  report.notes = OtherSettings(model.config(), there, folder);
+  report.notes = ChangedFiles(SafetensorsFile(weights), folder);
+  for (std::string& other : OtherSettings(model.config(), there, folder))
+    report.notes.push_back(std::move(other));
   const at::NoGradGuard guard;
   for (const std::string& name : report.taken) {
     at::Tensor& to = mine[name];

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 
+#include "cistern/io/atomic_file.h"
+#include "cistern/io/json_text.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/ops/testing.h"
+#include "cistern/tensors/tensor_file.h"
 
 namespace cistern {
 namespace {
@@ -217,9 +220,25 @@ TEST_F(Transfer, RefusesWhatDoesNotFit) {
             std::string::npos);
 }
 
+TEST_F(Transfer, SaysWhereTheFilesDoNotBelongTogether) {
+  const std::string from = Saved(Small("masked_lm")), path = from + "/config.json";
+  Json config = ReadJsonFile(path);
+  config["heads"] = 3;
+  WriteFileAtomically(path, config.dump());
+  ModelConfig here = Small("masked_lm");
+  here.heads = 3;
+  const TransferReport report = TakeWeights(*MakeModel(here, 6), from, {});
+  ASSERT_EQ(report.notes.size(), 1u);
+  ExpectContains(report.notes[0], {path, "is not the one that"});
+  TensorFile file = LoadTensors(from + "/model.safetensors");
+  for (NamedTensor& t : file.tensors) t.value = t.value.to(at::kLong);
+  SaveTensors(from + "/model.safetensors", file);
+  ExpectContains(Refusal(here), {"has type Long, expected floating point"});
+}
+
 TEST_F(Transfer, SettingsOfTheStackAreTheNewModels) {
   ModelConfig config = Small("encoder_decoder");
-  config.encoder.heads = 3, config.norm = NormPlace::kPost, config.pooling = PoolingKind::kCls;
+  config.encoder.heads = 3, config.norm = NormPlace::kPost;
   const Json start = StartingConfig(Saved(config), "encoder_classifier");
   EXPECT_EQ(start["heads"], 3);
   EXPECT_EQ(start["norm"], "post");

@@ -49,22 +49,22 @@ std::vector<PositionBucket> EvaluateByPosition(LanguageModel& model, const Token
   const auto rows = int64_t(start.begins.size());
   int64_t positions = start.positions;
   if (options.max_positions > 0) positions = std::min(positions, options.max_positions);
-  if (const int64_t limit = config.PositionLimit(Form::kCausal); positions > limit) {
+  if (const int64_t limit = config.LengthLimit(Form::kCausal); positions > limit) {
     if (options.max_positions > 0) {
-      FailUsage("positions up to ", options.max_positions, " are beyond max_length=", limit,
+      FailUsage("positions up to ", options.max_positions, " are beyond ", limit,
                 ", where the learned positions of this model end");
     }
     positions = limit;
   }
+  const int64_t equal = std::min(options.buckets, positions);
   const EvalScope scope(model);
   ModelState state = model.EmptyState(rows);
   std::vector<PositionBucket> buckets;
   int64_t bucket = 0;
   for (int64_t begin = 0; begin < positions; ++bucket) {
     int64_t end = bucket == 0 ? options.first_bucket : 2 * begin;
-    if (options.buckets > 0) end = positions * (bucket + 1) / options.buckets;
+    if (equal > 0) end = positions * (bucket + 1) / equal;
     end = std::min(end, positions);
-    if (end == begin) continue;  // more buckets than positions
     PositionBucket result{begin, end, 0, {}, false};
     while (begin < end) {
       if (options.interrupt && *options.interrupt) {

@@ -108,6 +108,7 @@ const TaskInfo& classify_task() {
 ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options_(options) {
   if (options_.tokenizer == TokenizerKind::kWords)
     FailUsage("task.classify: tokenizer=words is of the task lm; use bytes or bpe");
+  const Options unset;
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.classify: valid_share + test_share leave nothing to train on");
   if (options_.byte_ids == ByteIds::kShifted &&
@@ -127,8 +128,17 @@ ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options
                   " is a folder, whose files hold one text each");
     }
   }
+  const bool texts = options_.input == Input::kText;
+  if (options_.regression && options_.class_weights != ClassWeights::kNone)
+    FailUsage("task.classify: class_weights=balanced is of classes; leave it out with regression");
+  if (options_.bins != unset.bins && texts)
+    FailUsage("task.classify: bins=", options_.bins, " is of input=numbers; leave it out");
+  if (options_.vocab_size != unset.vocab_size &&
+      !(texts && options_.tokenizer == TokenizerKind::kBpe))
+    FailUsage("task.classify: vocab_size=", options_.vocab_size,
+              " is of texts in BPE; leave it out, or take input=text and tokenizer=bpe");
   if (options_.valid_from == ValidFrom::kTest &&
-      (!options_.valid.empty() || options_.valid_share != Options().valid_share))
+      (!options_.valid.empty() || options_.valid_share != unset.valid_share))
     FailUsage(
         "task.classify: valid_from=test validates on the test data; omit valid and "
         "valid_share");
@@ -254,7 +264,7 @@ std::vector<int> PartOfRows(const std::vector<LabelledRow>& rows, bool by_label,
 }  // namespace
 
 RowColumns ClassifyTask::NamedColumns() const {
-  RowColumns named = {options_.label_column, {}};
+  RowColumns named = {options_.label_column, {}, options_.input == Input::kNumbers};
   for (const std::string& column : {options_.text_column, options_.second_column}) {
     if (!column.empty()) named.inputs.push_back(column);
   }
@@ -266,8 +276,7 @@ void ClassifyTask::Prepare() {
     FailUsage("task.classify.data is empty: name a table or a folder with a folder for each class");
   const bool learn = columns_.inputs.empty();  // not LoadAssets
   if (learn) {
-    columns_ = FindColumns(options_.data, NamedColumns(), options_.input == Input::kNumbers,
-                           table_options());
+    columns_ = FindColumns(options_.data, NamedColumns(), table_options());
   }
   if (const int64_t count = int64_t(columns_.inputs.size());
       options_.input == Input::kNumbers && count > options_.length)
@@ -370,6 +379,7 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
   try {
     columns_.label = json.at("label_column").get<std::string>();
     columns_.inputs = json.at("inputs").get<std::vector<std::string>>();
+    columns_.numbers = options_.input == Input::kNumbers;
     classes_ = json.at("classes").get<std::vector<std::string>>();
     class_counts_ = json.at("class_counts").get<std::vector<double>>();
     scale_.mean = json.at("mean").get<double>();

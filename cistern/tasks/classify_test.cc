@@ -320,6 +320,18 @@ TEST(Classify, ReviewsInBytesAsInLongRangeArena) {
   expect(
       message([](auto& x) { x.valid_from = ClassifyTask::ValidFrom::kTest, x.valid_share = 0.3; }),
       "omit valid and valid_share");
+  expect(message([](auto& x) { x.tokenizer = TokenizerKind::kBytes, x.vocab_size = 300; }),
+         "vocab_size=300");
+  expect(message([](auto& x) {
+           x.input = ClassifyTask::Input::kNumbers, x.tokenizer = TokenizerKind::kBpe;
+           x.vocab_size = 300;
+         }),
+         "vocab_size=300");
+  expect(message([](auto& x) { x.bins = 9; }), "bins=9");
+  expect(message([](auto& x) {
+           x.regression = true, x.class_weights = ClassifyTask::ClassWeights::kBalanced;
+         }),
+         "class_weights=balanced");
 }
 
 // Two texts in a row, with a byte between them that no text has.

@@ -17,7 +17,10 @@ class TableRows : public RowSource {
   TableRows(const std::string& path, const RowColumns& columns, const TableOptions& options,
             bool labelled)
       : table_(path, options), labelled_(labelled), skip_bad_(options.skip_bad) {
-    for (const std::string& name : columns.inputs) inputs_.push_back(table_.Column(name));
+    for (const std::string& name : columns.inputs) {
+      inputs_.push_back(table_.Column(name));
+      if (!columns.numbers) table_.Require(inputs_.back());
+    }
     const auto& all = table_.columns();
     has_label_ = labelled || std::find(all.begin(), all.end(), columns.label) != all.end();
     if (has_label_) label_ = table_.Column(columns.label);
@@ -133,16 +136,20 @@ std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& c
   return std::make_unique<TableRows>(path, columns, options, labelled);
 }
 
-RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
+RowColumns FindColumns(const std::string& path, const RowColumns& named,
                        const TableOptions& options) {
   constexpr int kLookedAt = 200;
   RowColumns found = named;
   std::error_code error;
   if (fs::is_directory(path, error)) {
-    if (numbers) FailUsage(path, ": a folder for each class holds texts; numbers come in a table");
+    if (named.numbers)
+      FailUsage(path, ": a folder for each class holds texts; numbers come in a table");
     found.inputs = {"text"};
     return found;
   }
+  CISTERN_CHECK(!fs::is_fifo(path, error), path,
+                " is a pipe, and rows to train on are read several times; write them to a file, "
+                "and give that");
   TableReader table(path, options);
   const std::vector<std::string>&columns = table.columns(), names = table.NamedColumns();
   std::vector<int64_t> lengths(columns.size());
@@ -156,7 +163,7 @@ RowColumns FindColumns(const std::string& path, const RowColumns& named, bool nu
         found.label = name;
     }
   }
-  if (found.inputs.empty() && !numbers) {
+  if (found.inputs.empty() && !named.numbers) {
     size_t longest = columns.size();
     for (size_t c = 0; c < columns.size(); ++c) {
       if (columns[c] == found.label || columns[c].empty()) continue;

@@ -13,7 +13,8 @@ namespace cistern {
 // What of a table is what. Empty names are found by the look of the first rows.
 struct RowColumns {
   std::string label;
-  std::vector<std::string> inputs;  // one column of text, or several of numbers
+  std::vector<std::string> inputs;  // one or two columns of text, or any count of numbers
+  bool numbers = false;
 };
 
 struct LabelledRow {
@@ -45,16 +46,16 @@ bool IsTrainTestFolder(const std::string& path);
 // Whether a table or such a folder, by its name.
 bool IsRows(const std::string& path);
 
-// Errors name the file and the line.
+// Errors name the file and the line. Of JSON lines a text must be there, a number may be missing.
 std::unique_ptr<RowSource> OpenRows(const std::string& path, const RowColumns& columns,
                                     const TableOptions& options, bool labelled);
 
 // The columns that are not named, from the first rows: the label is the column of such a name
 // (label, class, target, category) or the only one besides the text; the text is the column with
-// the longest cells (numbers: all columns but the label). UsageError that lists the columns, and
+// the longest cells (of numbers: all columns but the label). UsageError that lists the columns, and
 // what to set, where that does not decide. A column without a name, pandas' index, is none of them.
 // Folders have one input and no columns.
-RowColumns FindColumns(const std::string& path, const RowColumns& named, bool numbers,
+RowColumns FindColumns(const std::string& path, const RowColumns& named,
                        const TableOptions& options);
 
 }  // namespace cistern

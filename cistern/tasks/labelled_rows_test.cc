@@ -2,6 +2,7 @@
 #include "cistern/tasks/labelled_rows.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include <filesystem>
@@ -68,12 +69,34 @@ TEST(LabelledRows, WhatIsNotReadOfAFolderIsNoted) {
 TEST(LabelledRows, PandasIndexIsNoInput) {
   const TestFolder folder;
   WriteText(folder / "a.csv", ",said,spam\n0,some text,yes\n1,more,no\n");
-  RowColumns found = FindColumns(folder / "a.csv", {}, false, {});
+  RowColumns found = FindColumns(folder / "a.csv", {}, {});
   EXPECT_EQ(found.inputs, (std::vector<std::string>{"said"}));
   EXPECT_EQ(found.label, "spam");
   WriteText(folder / "n.csv", ",x,label,y\n0,5,a,1\n1,6,b,2\n");
-  found = FindColumns(folder / "n.csv", {}, true, {});
+  found = FindColumns(folder / "n.csv", {"", {}, true}, {});
   EXPECT_EQ(found.inputs, (std::vector<std::string>{"x", "y"}));
+}
+
+TEST(LabelledRows, APipeIsRefused) {
+  const TestFolder folder;
+  ASSERT_EQ(mkfifo((folder / "a.tsv").c_str(), 0600), 0);  // whoever opens it waits
+  EXPECT_EQ(ErrorMessage([&] { FindColumns(folder / "a.tsv", {}, {}); }),
+            folder /
+                "a.tsv is a pipe, and rows to train on are read several times; write them to "
+                "a file, and give that");
+}
+
+TEST(LabelledRows, ATextIsThereANumberMayBeMissing) {
+  const TestFolder folder;
+  WriteText(folder / "a.jsonl", "{\"x\": \"1\", \"label\": \"a\"}\n{\"z\": \"2\"}\n");
+  LabelledRow row;
+  const auto texts = OpenRows(folder / "a.jsonl", {"label", {"x"}}, {}, false);
+  ASSERT_TRUE(texts->Next(&row));
+  const std::string said = ErrorMessage([&] { texts->Next(&row); });
+  EXPECT_NE(said.find("a.jsonl:2: the row has no 'x'"), std::string::npos) << said;
+  const auto numbers = OpenRows(folder / "a.jsonl", {"label", {"x"}, true}, {}, false);
+  ASSERT_TRUE(numbers->Next(&row) && numbers->Next(&row));
+  EXPECT_EQ(row.inputs, (std::vector<std::string>{""}));
 }
 
 TEST(LabelledRows, CompressedFilesAreTheirTexts) {

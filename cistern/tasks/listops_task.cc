@@ -80,6 +80,18 @@ const TaskInfo& listops_task() {
   return info;
 }
 
+ListOpsTask::ListOpsTask(const Options& options, const std::string& cache)
+    : options_(options), cache_(cache) {
+  const Options unset;
+  if (!options.data.empty() &&
+      (options.data_seed != unset.data_seed || options.train_examples != unset.train_examples ||
+       options.valid_examples != unset.valid_examples ||
+       options.test_examples != unset.test_examples))
+    FailUsage(
+        "task.listops: data_seed, train_examples, valid_examples and test_examples are of "
+        "generated examples; omit them, or omit data");
+}
+
 const Metric& ListOpsTask::metric() const { return listops_task().metrics[0]; }
 
 void ListOpsTask::Prepare() {

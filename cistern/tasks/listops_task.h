@@ -20,8 +20,7 @@ class ListOpsTask : public Task {
     int64_t data_seed = 1, train_examples = 96000, valid_examples = 2000, test_examples = 2000;
   };
   static Fields Describe(Options& options);
-  ListOpsTask(const Options& options, const std::string& cache)
-      : options_(options), cache_(cache) {}
+  ListOpsTask(const Options& options, const std::string& cache);
 
   void SaveAssets(const std::string&) const override {}
   void LoadAssets(const std::string&) override {}

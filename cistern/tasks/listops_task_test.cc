@@ -46,5 +46,14 @@ TEST(ListOps, LabelsMayBeMissingWhereTheyAreNotMeasured) {
             std::string::npos);
 }
 
+TEST(ListOps, OptionsOfGeneratedExamplesNeedThem) {
+  ListOpsTask::Options options;
+  options.data = "folder";
+  const auto message = [&] { return ErrorMessage([&] { ListOpsTask(options, ""); }); };
+  EXPECT_EQ(message(), "no error");
+  options.test_examples = 2;
+  EXPECT_NE(message().find("omit data"), std::string::npos) << message();
+}
+
 }  // namespace
 }  // namespace cistern

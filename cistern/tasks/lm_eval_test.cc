@@ -241,6 +241,11 @@ TEST(LmEval, PositionsCarryTheStateOn) {
     EXPECT_EQ(equal[1].begin, 25);
     EXPECT_EQ(equal[3].end, 100);
   }
+  ByPositionOptions each;  // no more buckets than positions
+  each.rows = 1, each.buckets = int64_t{1} << 62, each.max_positions = 5;
+  const auto single = EvaluateByPosition(*EvalModel("latte"), Tokens(), each);
+  ASSERT_EQ(single.size(), 5u);
+  EXPECT_EQ(single[3].end, 4);
 }
 
 TEST(LmEval, InterruptKeepsWhatIsDone) {
@@ -307,6 +312,10 @@ TEST(LmEval, PositionsEndWhereThoseOfTheStackDo) {
   const auto none = EvalModel("latte", "learned", decoder);
   EXPECT_EQ(refused(*none, 100), "no error");
   EXPECT_EQ(last(*none), last(*EvalModel("latte")));
+  // A mechanism with weights for each position ends there too, in one layer or a group of heads.
+  EXPECT_EQ(last(*EvalModel("linformer")), 64);
+  decoder.attention_options = {{"linformer", {{"length", 50}}}};
+  EXPECT_EQ(last(*EvalModel("latte:1+linformer:1", "none", decoder)), 50);
 }
 
 // WikiText's three files are its three splits, word by word; other texts by name.

@@ -56,13 +56,14 @@ Score MeasureNumbers(const at::Tensor& outputs, const at::Tensor& targets,
 
 Json NumberFigures(const Score& score) {
   const double n = score["examples"];
-  const double mean = score["labels"] / n,
-               spread = score["label_squares"] - n * mean * mean;  // about their own mean
+  const double mean = score["labels"] / n, squares = score["label_squares"],
+               spread = squares - n * mean * mean;  // about their own mean
   return {{"rmse", std::sqrt(score["squares"] / n)},
           {"mae", score["absolute"] / n},
-          {"r2", spread > 0 ? 1 - score["squares"] / spread : std::nan("")},
+          // Of equal labels the difference is what rounding leaves.
+          {"r2", spread > 1e-12 * squares ? 1 - score["squares"] / spread : std::nan("")},
           {"examples", int64_t(n)},
-          {"mean_rmse", std::sqrt(score["label_squares"] / n)}};
+          {"mean_rmse", std::sqrt(squares / n)}};
 }
 
 std::vector<Json> PredictNumbers(const at::Tensor& outputs, const NumberScale& scale,

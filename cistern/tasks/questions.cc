@@ -159,6 +159,8 @@ void Reader::ReadTable(const QuestionColumns& names, const TableOptions& options
     return size_t(found - table.columns().begin());
   };
   const size_t context = table.Column(names.context), question = table.Column(names.question);
+  table.Require(context);
+  table.Require(question);
   std::optional<size_t> answer = find(names.answer);
   if (!answer && names.answer == QuestionColumns().answer) answer = find("answer");
   if (labelled_ && !answer) table.Column(names.answer);  // the error

@@ -19,7 +19,10 @@ class TablePairs : public PairSource {
   TablePairs(const PairFiles& files, const TableOptions& options, bool targets)
       : table_(files.source, options) {
     source_ = Find(files.source_column, 0, options);
-    if (targets) target_ = Find(files.target_column, 1, options);
+    table_.Require(source_);
+    if (!targets) return;
+    target_ = Find(files.target_column, 1, options);
+    table_.Require(*target_);
   }
   bool Next(SentencePair* pair) override {
     if (!table_.Next(&cells_)) return false;

@@ -12,6 +12,23 @@ namespace {
 
 bool IsMissing(double x) { return std::isnan(x); }
 
+void RefuseMissing(const SeriesStore& store) {
+  if (store.missing() == 0) return;
+  const int64_t channels = store.channels(), most = std::max<int64_t>(1, kSeriesPiece / channels);
+  std::vector<double> values;
+  for (int64_t i = 0; i < store.size(); ++i) {
+    for (int64_t begin = 0; begin < store.Steps(i); begin += most) {
+      const int64_t steps = std::min(most, store.Steps(i) - begin);
+      values.resize(size_t(steps * channels));
+      store.Read(i, begin, steps, values.data());
+      const int64_t at = std::find_if(values.begin(), values.end(), IsMissing) - values.begin();
+      CISTERN_CHECK(at == int64_t(values.size()), store.path(), ": the series at ", store.Line(i),
+                    " has no value at step ", begin + at / channels + 1, " of channel ",
+                    store.channel_names()[size_t(at % channels)], ", and task.missing=refuse");
+    }
+  }
+}
+
 }  // namespace
 
 void SeriesInputOptions::Describe(bool labels, Fields* fields) {
@@ -80,6 +97,7 @@ std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bo
   auto store = std::make_shared<const SeriesStore>(path, format, CacheFolder(cache_));
   CISTERN_CHECK(!learned() || store->channels() == channels(), path, ": expected series of ",
                 channels(), " channels, as the model was trained on, got ", store->channels());
+  if (options_.missing == MissingValues::kRefuse) RefuseMissing(*store);
   return store;
 }
 
@@ -107,13 +125,6 @@ void SeriesInput::ReadRaw(const SeriesStore& store, int64_t series, int64_t begi
   const size_t channels = channels_.size();
   std::vector<double> values(size_t(count) * channels);
   store.Read(series, begin, count, values.data());
-  if (options_.missing == MissingValues::kRefuse) {
-    const auto missing = std::find_if(values.begin(), values.end(), IsMissing);
-    const auto at = size_t(missing - values.begin());
-    CISTERN_CHECK(missing == values.end(), store.path(), ": the series at ", store.Line(series),
-                  " has no value at step ", begin + int64_t(at / channels) + 1, " of channel ",
-                  channels_[at % channels], ", and task.missing=refuse");
-  }
   for (size_t i = 0; i < values.size(); ++i) {
     const size_t c = i % channels;
     out[i] = float(scaled ? (values[i] - means_[c]) / deviations_[c] : values[i]);

@@ -172,6 +172,13 @@ void SeriesTask::Learn(const SeriesStore& store) {
       const std::string& label = store.labels()[size_t(store.Label(i))];
       ++counts[size_t(std::find(classes.begin(), classes.end(), label) - classes.begin())];
     }
+    for (size_t c = 0; c < classes.size(); ++c) {
+      if (counts[c] == 0 && int64_t(train_.size()) < store.size())
+        FailUsage(
+            store.path(), ": the split leaves no series of the class '", classes[c],
+            "' to train on; take another task.series.split_seed, smaller shares, or files of ",
+            "their own for validation and test");
+    }
     SetClasses(classes, counts, store.path());
   }
   std::vector<bool> trained(size_t(store.size()));
@@ -249,6 +256,15 @@ void SeriesTask::Complete(ModelConfig& config) const {
   own["input"] = "values";
   own["channels"] = input_.width();
   config.own[config.kind] = own;
+  for (const auto& store : {all_, test_}) {
+    if (!store) continue;  // not prepared
+    int64_t longest = 0;
+    for (int64_t i = 1; i < store->size(); ++i) {
+      if (store->Steps(i) > store->Steps(longest)) longest = i;
+    }
+    config.Reach(Form::kBidirectional, store->Steps(longest),
+                 StrCat("the series at ", store->path(), ":", store->Line(longest)));
+  }
   const bool masks = options_.input.missing == MissingValues::kMask;
   const auto same = [&](const SeriesStore& store) {
     for (int64_t i = 0; i < store.size(); ++i) {

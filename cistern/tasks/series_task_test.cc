@@ -285,6 +285,24 @@ TEST_F(SeriesTaskTest, NumbersAsClassesAreRefused) {
             std::string::npos);
 }
 
+// A class of which every series is drawn for validation or test.
+TEST_F(SeriesTaskTest, SplitsThatLeaveAClassWithoutTrainingSayWhatHelps) {
+  std::string text = "a,b,label\n";
+  for (int i = 0; i < 20; ++i) text += StrCat(i, ",", i + 1, ",", i < 2 ? "rare" : "common", "\n");
+  WriteFileAtomically(folder_ / "rare.csv", text);
+  options_.input.data = folder_ / "rare.csv";
+  std::string said;
+  for (options_.split_seed = 1; said.empty() && options_.split_seed < 100; ++options_.split_seed) {
+    try {
+      SeriesTask(options_, "").Prepare();
+    } catch (const UsageError& e) {
+      said = e.what();
+    }
+  }
+  EXPECT_NE(said.find("no series of the class 'rare' to train on; take another"), std::string::npos)
+      << said;
+}
+
 TEST_F(SeriesTaskTest, MissingValuesAsTheOptionSays) {
   WriteFileAtomically(folder_ / "m.csv",
                       "series,label,x,y\n1,a,1,\n1,a,,\n1,a,3,5\n2,b,7,9\n2,b,8,7\n");
@@ -324,10 +342,58 @@ TEST_F(SeriesTaskTest, MissingValuesAsTheOptionSays) {
   EXPECT_EQ(row(batch["values"][0]), (Row{1, 4, 0, 1, 2, 4, 1, 1, 3, 5, 0, 0}));
   EXPECT_TRUE(at::equal(batch["valid"][0], at::tensor({1, 0, 1}).to(at::kBool)));
   EXPECT_TRUE(at::equal(batch["positions"][1], at::tensor({0, 1, 2}, at::kLong)));
-  const std::string refused = ErrorMessage([&] { read(MissingValues::kRefuse, false); });
-  EXPECT_NE(refused.find("m.csv: the series at 2 has no value at step 1 of channel y"),
+}
+
+// Of whichever part and step, before training.
+TEST_F(SeriesTaskTest, MissingValuesAreRefused) {
+  options_.input.missing = MissingValues::kRefuse;
+  const auto said = [&] {
+    SeriesTask task(options_, "");
+    return ErrorMessage([&] { task.Prepare(); });
+  };
+  EXPECT_NE(said().find("X_TRAIN.ts: the series at 4 has no value at step 2 of channel"),
             std::string::npos)
-      << refused;
+      << said();
+  std::string rows = "@dimensions 1\n@classLabel true a b\n@data\n";
+  for (int i = 0; i < 10; ++i) rows += StrCat(i, ",", i + 1, ":", i % 2 ? "b" : "a", "\n");
+  WriteFileAtomically(folder_ / "X_TRAIN.ts", rows);
+  WriteFileAtomically(folder_ / "X_TEST.ts", rows + "1,2,?:a\n");
+  EXPECT_NE(said().find("X_TEST.ts: the series at 14 has no value at step 3 of channel"),
+            std::string::npos)
+      << said();
+  WriteFileAtomically(folder_ / "X_TEST.ts", rows);
+  EXPECT_EQ(said(), "no error");
+}
+
+// Test series may be longer than those of training.
+TEST_F(SeriesTaskTest, LearnedPositionsReachTheTest) {
+  WriteFileAtomically(folder_ / "X_TEST.ts",
+                      "@dimensions 2\n@classLabel true a b\n@data\n1:2:a\n1,2,3,4,5:1,2,3,4,5:b\n");
+  SeriesTask task(options_, "");
+  task.Prepare();
+  ModelConfig config;
+  config.kind = "encoder_classifier", config.attention = {"softmax"}, config.max_length = 2;
+  task.Complete(config);
+  EXPECT_EQ(config.max_length, 3);
+  config.positions = PositionKind::kLearned;
+  task.Complete(config);
+  EXPECT_EQ(config.max_length, 5);
+  config.encoder.max_length = 4;
+  const std::string said = ErrorMessage([&] { task.Complete(config); });
+  EXPECT_NE(said.find("X_TEST.ts:5 has 5 tokens, and the positions of the model end at 4"),
+            std::string::npos)
+      << said;
+}
+
+// Whatever their number, which decides how their mean is rounded.
+TEST(NumberMeasure, EqualLabelsHaveNoSpread) {
+  const NumberScale scale = NumberScale::Of({1, 4.7, 2.9}, "labels");
+  for (int64_t rows = 1; rows < 30; ++rows) {
+    const at::Tensor targets = at::full({rows}, scale.Scaled(5.3), at::kDouble);
+    const Json figures =
+        NumberFigures(MeasureNumbers(at::zeros({rows, 1}, at::kDouble), targets, scale));
+    EXPECT_TRUE(std::isnan(figures["r2"].get<double>())) << rows << figures["r2"];
+  }
 }
 
 }  // namespace

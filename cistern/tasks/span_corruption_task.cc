@@ -223,9 +223,7 @@ std::vector<Json> SpanCorruptionTask::Predict(Model& model, const Batch& batch) 
   for (int64_t r = 0; r < batch.rows; ++r) {
     const std::vector<int32_t> row = row_of(r);
     most.push_back((kMostOfAGap + 1) * std::count_if(row.begin(), row.end(), is_sentinel));
-    const StackOptions decoder = lm.config().Stack(Form::kCausal).options();
-    if (decoder.positions == PositionKind::kLearned)
-      most.back() = std::min(most.back(), decoder.max_length);
+    most.back() = std::min(most.back(), lm.config().LengthLimit(Form::kCausal));
   }
   const DecodeScope scope(model);
   ops::Mask mask;

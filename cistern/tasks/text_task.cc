@@ -79,7 +79,11 @@ std::vector<std::string> TextTask::HiddenTokenDefaults() {
 }
 
 TextTask::TextTask(std::string name, Options options, std::string cache)
-    : name_(std::move(name)), options_(std::move(options)), cache_(std::move(cache)) {}
+    : name_(std::move(name)), options_(std::move(options)), cache_(std::move(cache)) {
+  if (!options_.valid.empty() && options_.split != TextSplit::kSpread)
+    FailUsage("task.", name_, ": split=", NameOf(options_.split, SplitNames()),
+              " cuts validation and test from the text; leave it out, or omit valid and test");
+}
 
 bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   tokenizer_ = std::move(tokenizer);

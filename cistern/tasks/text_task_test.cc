@@ -205,6 +205,19 @@ TEST_F(TextSplitTest, PiecesTooShortForARow) {
   EXPECT_EQ(places.size(), 3u);
 }
 
+TEST_F(TextSplitTest, OptionsWithoutEffectAreRefused) {
+  options_.text = "a.txt";
+  const auto message = [&] { return ErrorMessage([&] { LmTask(options_, ""); }); };
+  options_.valid = "b.txt", options_.test = "c.txt", options_.split = TextSplit::kTail;
+  ExpectContains(message(), {"task.lm", "split=tail", "omit valid and test"});
+  options_.split = TextSplit::kSpread;
+  EXPECT_EQ(message(), "no error");
+  options_.vocab_size = 300;
+  EXPECT_EQ(message(), "no error");
+  options_.tokenizer = TokenizerKind::kBytes;
+  ExpectContains(message(), {"task.lm", "vocab_size=300", "tokenizer=bpe"});
+}
+
 // An option that a record lacks is of an earlier version, whose split was the tail.
 TEST_F(TextSplitTest, RecordsOfEarlierVersions) {
   const Json old = {{"kind", "lm"}, {"lm", {{"length", 64}}}};

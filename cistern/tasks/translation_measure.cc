@@ -24,13 +24,11 @@ void CheckLengths(const ModelConfig& config, const Batch& batch) {
 
 // As long as translations get: twice the source and some tokens, but not beyond learned positions.
 std::vector<int64_t> MostTokens(const ModelConfig& config, const at::Tensor& source_lengths) {
-  const StackOptions decoder = config.Stack(Form::kCausal).options();
+  const int64_t limit = config.LengthLimit(Form::kCausal);
   const at::Tensor lengths = source_lengths.cpu();
   std::vector<int64_t> most;
   for (int64_t r = 0; r < lengths.numel(); ++r) {
-    most.push_back(2 * lengths.const_data_ptr<int64_t>()[r] + 10);
-    if (decoder.positions == PositionKind::kLearned)
-      most.back() = std::min(most.back(), decoder.max_length);
+    most.push_back(std::min(2 * lengths.const_data_ptr<int64_t>()[r] + 10, limit));
   }
   return most;
 }

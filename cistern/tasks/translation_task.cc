@@ -11,6 +11,7 @@
 #include "cistern/base/progress.h"
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/row_batch.h"
+#include "cistern/text/translation_score.h"
 
 namespace cistern {
 
@@ -257,6 +258,13 @@ void TranslationTask::Prepare() {
                             options_.length, " tokens on a side were left out"));
   if (empty_ > 0) notes_.push_back(StrCat(empty_, " pairs with an empty side were left out"));
   if (skipped_ > 0) notes_.push_back(StrCat(skipped_, " rows could not be read and were skipped"));
+  const bool short_targets = std::none_of(valid.begin(), valid.end(), [](const SentencePair& p) {
+    return Mteval13aTokens(p.target).size() >= BleuSums::kOrder;
+  });
+  if (options_.metric == "bleu" && short_targets)
+    notes_.push_back(
+        "BLEU is 0 for targets of fewer than four words, as all of the validation are: "
+        "task.metric=exact_match or chrf tells models apart");
   if (options_.batch_tokens > 0) {
     token_batches_ = std::make_unique<TokenBatches>(std::move(longer_sides), options_.batch_tokens);
   } else {
@@ -301,6 +309,21 @@ bool TranslationTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) 
 void TranslationTask::Complete(ModelConfig& config) const {
   config.vocab_size = int64_t(token_bytes_.size());
   config.max_length = std::max(config.max_length, tokens_per_sequence());
+  // Measurements leave out no pair.
+  const auto reach = [&](const Examples& set, const std::string& file, int side) {
+    int64_t longest = 0;
+    for (int64_t row = 1; row < set.size(); ++row) {
+      if (set.Length(row, side) > set.Length(longest, side)) longest = row;
+    }
+    if (set.size() == 0) return;  // not prepared
+    config.Reach(side == 0 ? Form::kBidirectional : Form::kCausal, set.Length(longest, side) + 1,
+                 StrCat("the ", side == 0 ? "source" : "target", " of the pair at ",
+                        file.empty() ? options_.data : file, ":", set.lines[size_t(longest)]));
+  };
+  for (const int side : {0, 1}) {
+    reach(valid_, options_.valid, side);
+    reach(test_, options_.test, side);
+  }
   CheckPadding(config);
 }
 
@@ -368,8 +391,9 @@ class TranslationTask::FileReader : public BatchReader {
   std::optional<Batch> Next() override {
     std::vector<SentencePair> pairs;
     for (SentencePair pair; int64_t(pairs.size()) < rows_ && pairs_->Next(&pair);) {
-      if (labelled_ && pair.target.empty()) {  // as training leaves out
-        CISTERN_CHECK(task_.options_.skip_bad_rows, path_, ":", pair.line, ": the target is empty");
+      if (labelled_ && (pair.source.empty() || pair.target.empty())) {  // as training leaves out
+        CISTERN_CHECK(task_.options_.skip_bad_rows, path_, ":", pair.line, ": the ",
+                      pair.target.empty() ? "target" : "source", " is empty");
         ++empty_;
         continue;
       }

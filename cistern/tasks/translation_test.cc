@@ -211,6 +211,7 @@ TEST_F(Translation, WhatIsLeftOutIsCounted) {
   Write("odd.tsv", "ab\tAB\n\tempty source\nempty target\t\nfar too long for this\tX\nc\tC\n");
   options_.data = folder_ / "odd.tsv";
   options_.length = 16;
+  options_.metric = "chrf";
   const auto task = Prepared();
   const Json summary = task->DataSummary();
   EXPECT_EQ(summary["train"], 2);
@@ -218,6 +219,9 @@ TEST_F(Translation, WhatIsLeftOutIsCounted) {
   EXPECT_EQ(summary["notes"],
             (Json{"1 training pairs with more than task.length=16 tokens on a side were left out",
                   "2 pairs with an empty side were left out"}));
+  options_.metric = "bleu";  // which knows no pair of one word
+  ExpectContains(Prepared()->DataSummary()["notes"].back().get<std::string>(),
+                 {"BLEU is 0", "task.metric=exact_match"});
   EXPECT_EQ(summary["test"], 3);  // all, however long
   Write("bad.tsv", "ab\tAB\nthree\tcells\there\nc\tC\n");
   options_.data = folder_ / "bad.tsv";
@@ -346,6 +350,9 @@ TEST_F(Translation, ReadsOtherFilesWithWhatIsSaved) {
   Write("hole.tsv", "a\tb\nc\t\n");
   ExpectContains(ErrorMessage([&] { loaded.ReadFile(folder_ / "hole.tsv", true, {})->Next(); }),
                  {"hole.tsv:2: the target is empty"});
+  Write("hole.tsv", "a\tb\n\tc\n");
+  ExpectContains(ErrorMessage([&] { loaded.ReadFile(folder_ / "hole.tsv", true, {})->Next(); }),
+                 {"hole.tsv:2: the source is empty"});
   options_.skip_bad_rows = true;
   TranslationTask skips(options_, "");
   skips.LoadAssets(folder_.path());
@@ -368,6 +375,29 @@ TEST_F(Translation, LearnedPositionsEnd) {
                    task->Predict(*model, *task->ReadFile(folder_ / "long.txt", false, {})->Next());
                  }),
                  {"a source of 22 tokens is beyond max_length=21"});
+}
+
+// What is measured may be longer than what is trained on, as is known before training.
+TEST_F(Translation, LearnedPositionsReachAllParts) {
+  Write("long.tsv", "ab\tABC\n" + std::string(29, 'x') + "\ty\n");
+  for (std::string* part : {&options_.valid, &options_.test}) {
+    options_.length = 20, options_.valid = options_.test = folder_ / "few.tsv";
+    *part = folder_ / "long.tsv";
+    const auto task = Prepared();
+    EXPECT_EQ(ModelOf(*task)->config().max_length, 21);
+    const auto model = ModelOf(*task, PositionKind::kLearned);
+    EXPECT_EQ(model->config().max_length, 30);
+    EXPECT_EQ(Evaluate(*task, *model, Split::kValid, {}).rows, part == &options_.valid ? 2 : 3);
+    ModelConfig config;
+    config.kind = "encoder_decoder", config.attention = {"softmax"};
+    config.encoder.positions = PositionKind::kLearned, config.encoder.max_length = 25;
+    ExpectContains(ErrorMessage([&] { task->Complete(config); }),
+                   {"long.tsv:2 has 30 tokens", "end at 25", "model.encoder.max_length"});
+    config.encoder = {};
+    config.cross.attention = {"linformer"};
+    config.cross.attention_options = {{"linformer", {{"length", 25}}}};
+    ExpectContains(ErrorMessage([&] { task->Complete(config); }), {"long.tsv:2", "end at 25"});
+  }
 }
 
 TEST_F(Translation, BpeIsLearnedFromBothSides) {

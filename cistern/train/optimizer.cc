@@ -46,7 +46,7 @@ void OptimizerOptions::AddTo(Fields& f) {
   f.Add("optimizer", &kind, "rule of the updates", OptimizerKinds());
   f.Add("beta1", &beta1, "decay of the first moment (adamw, adam, muon)", {0.0, 0.99999});
   f.Add("beta2", &beta2, "decay of the second moment (adamw, adam, muon)", {0.0, 0.9999999});
-  f.Add("eps", &eps, "added to the root of the second moment (adamw, adam, muon)", {0.0, 1.0});
+  f.Add("eps", &eps, "added to the root of the second moment (adamw, adam, muon)", {1e-30, 1.0});
   f.Add("momentum", &momentum, "of sgd and nag; sgd with 0 has no buffer", {0.0, 0.99999});
   f.Add("weight_decay", &weight_decay, "decoupled (adamw, nag, adafactor, muon), or L2 (adam, sgd)",
         {0.0, 100.0});

@@ -489,6 +489,11 @@ TEST(Optimizer, OptionsOfOthersAreRefused) {
   ExpectContains(message({"muon.momentum=0.9"}), {"train.muon.momentum", "adamw", "muon"});
   ExpectContains(message({"optimizer=muon", "momentum=0.8"}), {"train.momentum", "muon", "nag"});
   EXPECT_EQ(message({"optimizer=adafactor", "adafactor.update_clip=2", "decay=all"}), "no error");
+  Fields f;
+  OptimizerOptions zero;
+  zero.AddTo(f);
+  // Rows of an embedding whose tokens were not seen would be 0 / 0.
+  ExpectContains(ErrorMessage([&] { f.Set("eps=0"); }), {"eps"});
   EXPECT_EQ(message({"optimizer=muon", "muon.iterations=6", "beta1=0.8"}), "no error");
 }
 

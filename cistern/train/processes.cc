@@ -24,6 +24,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
+#include "cistern/base/terminal.h"
 #include "cistern/tensors/torch_error.h"
 
 namespace cistern {
@@ -83,6 +84,31 @@ void AwaitListener(const Processes::Meeting& meeting, Milliseconds patience) {
   Fail("interrupted");
 }
 
+// Returns once all have come to the store. torch would wait as well, but deaf to Ctrl-C.
+void AwaitOthers(c10d::Store& store, int64_t rank, int64_t count, const Processes::Meeting& meeting,
+                 Milliseconds patience) {
+  const auto key = [](int64_t r) { return StrCat("came/", r); };
+  std::vector<std::string> missing;
+  for (int64_t r = 0; r < count; ++r) missing.push_back(key(r));
+  store.set(key(rank), "1");
+  const auto begin = std::chrono::steady_clock::now();
+  bool said = rank > 0;  // one of them says it
+  for (;;) {
+    std::erase_if(missing, [&](const std::string& k) { return store.check({k}); });
+    if (missing.empty()) return;
+    if (Interrupted()) Fail("interrupted");
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= patience)
+      Fail(missing.size(), " of ", count, " have not come after ", meeting.seconds, " s");
+    if (!said && waited >= Milliseconds(1000)) {
+      Note(StrCat("waiting for ", missing.size(), " of ", count, " processes at ", meeting.address,
+                  ":", meeting.port));
+      said = true;
+    }
+    std::this_thread::sleep_for(Milliseconds(200));
+  }
+}
+
 }  // namespace
 
 struct Processes::Group {
@@ -138,11 +164,12 @@ Processes::Processes(int64_t rank, int64_t count, const Meeting& meeting)
     c10d::TCPStoreOptions place;
     place.port = uint16_t(meeting.port);
     place.isServer = rank == 0 && !meeting.served;
-    place.numWorkers = size_t(count);
+    place.waitWorkers = false;
     place.timeout = patience;
     const auto store = c10::make_intrusive<c10d::PrefixStore>(
         StrCat("cistern/", meeting.attempt),
         c10::make_intrusive<c10d::TCPStore>(meeting.address, place));
+    AwaitOthers(*store, rank, count, meeting, patience);
     const auto options = c10d::ProcessGroupGloo::Options::create(patience);
     const std::string interface = Variable("GLOO_SOCKET_IFNAME");
     options->devices.push_back(interface.empty()

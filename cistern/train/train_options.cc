@@ -97,9 +97,6 @@ void TrainOptions::Validate() const {
   if (steps > 0 && seconds > 0) FailUsage("give train.steps or train.seconds, not both");
   if (seconds > 0 && seconds < 0.001)
     FailUsage("train.seconds=", seconds, " is no time to train; give 0.001 or more");
-  if (min_lr > lr && (HasEnd(schedule) || schedule == ScheduleKind::kCosineRestarts))
-    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ",
-              NameOf(schedule, ScheduleKinds()), " goes down to it");
   ValidateSchedule();
   optimizer.Validate();
   if (average_last > 0 && ema > 0)
@@ -119,15 +116,22 @@ void TrainOptions::ValidateSchedule() const {
   const bool restarts = schedule == ScheduleKind::kCosineRestarts;
   refuse("warmup_init", warmup_init != 0, PeaksAtLr(schedule),
          "a schedule whose warm-up ends at lr, not a base rate");
+  refuse("min_lr", min_lr != 0, HasEnd(schedule) || restarts,
+         "cosine, linear, polynomial or cosine_restarts");
   refuse("schedule_power", schedule_power != 1, schedule == ScheduleKind::kPolynomial,
          "polynomial");
   refuse("schedule_steps", schedule_steps != 0, HasEnd(schedule), "cosine, linear or polynomial");
   refuse("schedule_period", schedule_period != 0, restarts, "cosine_restarts");
   refuse("schedule_growth", schedule_growth != 1, restarts, "cosine_restarts");
   refuse("schedule_shrink", schedule_shrink != 1, restarts, "cosine_restarts");
+  if (warmup_init != 0 && warmup == 0)
+    FailUsage("train.warmup_init has no effect with train.warmup=0; leave it out");
   if (warmup_init > lr)
     FailUsage("train.warmup_init=", warmup_init, " is above train.lr=", lr,
               ", to which the warm-up rises");
+  if (min_lr > lr)
+    FailUsage("train.min_lr=", min_lr, " is above train.lr=", lr, ", from which ", name,
+              " goes down to it");
   if (restarts && schedule_period == 0)
     FailUsage("train.schedule=cosine_restarts needs train.schedule_period, the updates of its ",
               "first period");

@@ -4,8 +4,10 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <ctime>
 #include <filesystem>
 
@@ -46,18 +48,20 @@ double Median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// What is left after numbers went wrong, and what helps. An empty folder: the first process tells.
-std::string Advice(const std::string& folder) {
-  const std::string helps = "A lower train.lr, a longer train.warmup or train.clip usually helps";
-  if (folder.empty()) return helps;
+// What is left after a run failed. An empty folder: the first process tells.
+std::string WhatIsKept(const std::string& folder) {
+  if (folder.empty()) return "";
   const auto newest = NewestCheckpoint(folder);
-  std::string kept = "No checkpoint had been written yet";
-  if (newest) {
-    const std::string problem = CheckpointProblem(*newest);
-    kept = problem.empty() ? "The last good checkpoint is kept: " + *newest
-                           : "The last checkpoint is not good: " + problem;
-  }
-  return kept + ". " + helps;
+  if (!newest) return ". No checkpoint had been written yet";
+  const std::string problem = CheckpointProblem(*newest);
+  return problem.empty() ? ". The last good checkpoint is kept: " + *newest
+                         : ". The last checkpoint is not good: " + problem;
+}
+
+// The same after numbers went wrong, and what helps.
+std::string Advice(const std::string& folder) {
+  return WhatIsKept(folder) +
+         ". A lower train.lr, a longer train.warmup or train.clip usually helps";
 }
 
 void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightAverage& average,
@@ -72,7 +76,7 @@ void RequireFinite(const Model& model, const Optimizer& optimizer, const WeightA
   }
   if (!broken.empty())
     Fail("the update at step ", step, " left parameters that are not finite, the first of them ",
-         broken, ". ", Advice(folder));
+         broken, Advice(folder));
 }
 
 void ScaleGradients(const Model& model, double factor) {
@@ -83,6 +87,9 @@ void ScaleGradients(const Model& model, double factor) {
   }
   if (!gradients.empty()) at::_foreach_mul_(gradients, factor);
 }
+
+// Set when the process goes on after SIGSTOP or Ctrl-Z.
+std::atomic<bool> continued{false};
 
 // Seconds until the first checkpoint by the clock: a short run that fails should lose little.
 constexpr double kFirstCheckpoint = 30;
@@ -251,8 +258,7 @@ void Trainer::FailNonFinite(const char* what, double value) {
           ? StrCat("all parameters are finite; the first gradient that is not is that of ",
                    gradient)
           : "all parameters and gradients so far are finite: it arose in this step's forward pass";
-  Fail("the ", what, " is ", value, " at step ", state_.step + 1, "; ", place, ". ",
-       Advice(RunFolder()));
+  Fail("the ", what, " is ", value, " at step ", state_.step + 1, "; ", place, Advice(RunFolder()));
 }
 
 Json Trainer::Measure(Split split, int64_t max_tokens) {
@@ -282,7 +288,7 @@ void Trainer::Evaluate() {
   try {
     metrics = Measure(Split::kValid, options_.eval_tokens);
   } catch (const Error& e) {
-    Fail("evaluation at step ", state_.step, ": ", e.what(), ". ", Advice(RunFolder()));
+    Fail("evaluation at step ", state_.step, ": ", e.what(), WhatIsKept(RunFolder()));
   }
   if (metrics.is_null()) return;  // a partial evaluation decides nothing; it is due when resumed
   state_.evaluation_due = false;
@@ -297,7 +303,8 @@ void Trainer::Evaluate() {
              better = finite &&
                       (!state_.has_best || (lower ? value < state_.best : value > state_.best));
   state_.evals_without_better = better ? 0 : state_.evals_without_better + 1;
-  if (better) TakeBest(metrics);
+  // Of equals the later one: it has been trained for longer.
+  if (better || value == state_.best) TakeBest(metrics);
   if (!finite)
     Note(StrCat("at step ", state_.step, " the metric of the validation split, ",
                 task_.metric().name, ", is ", value, ": that is no better one"));
@@ -355,15 +362,11 @@ void Trainer::LogStep(const StepOutcome* last) {
 }
 
 void Trainer::TakeRates() {
-  try {
-    ForEachJsonl(folder_ + "/metrics.jsonl", [&](const Json& line, size_t) {
-      if (!line.is_object() || line.value("event", Json()) != "step") return;
-      const Json rate = line.value("tokens_per_s", Json());
-      if (rate.is_number()) rates_.push_back(rate.get<double>());
-    });
-  } catch (const Error& e) {  // the log is no part of the run
-    Note(StrCat("the speed is that of the lines that can be read: ", e.what()));
-  }
+  ForEachLogLine(folder_, [&](const Json& line) {
+    if (line.value("event", Json()) != "step") return;
+    const Json rate = line.value("tokens_per_s", Json());
+    if (rate.is_number()) rates_.push_back(rate.get<double>());
+  });
 }
 
 std::string Trainer::RunFolder() const { return processes_->first() ? folder_ : ""; }
@@ -429,6 +432,8 @@ TrainResult Trainer::Run() {
   // A run that has begun can be resumed: the first checkpoint comes before the first step, and so
   // does that of a resumed run with its new settings.
   bool save = !resumed_ || state_.evaluation_due || settings_changed_;
+  std::signal(SIGCONT, [](int) { continued = true; });
+  double seconds = 0;  // of the last step, and of one in which there was a pause
   for (;;) {
     if (state_.evaluation_due && !interrupted_) {
       bar.Clear();
@@ -445,10 +450,18 @@ TrainResult Trainer::Run() {
       break;
     }
     if (Spent() >= 1) break;
-    const double begin = Now(), spent = Spent();
+    const double spent = Spent();
+    continued = false;
+    const double begin = Now();
     const StepOutcome out = Step();
-    const double seconds = Now() - begin;
+    const double paused = continued && step_seconds_ > 0 ? Now() - begin - seconds : 0;
+    if (paused <= 0) seconds = Now() - begin;
     state_.trained_seconds += seconds;
+    if (paused > 0) {
+      log_({{"event", "paused"}, {"step", state_.step}, {"paused_seconds", paused}});
+      Note(StrCat("paused for ", Fixed(paused, 1), " s at step ", state_.step,
+                  ", which are not counted"));
+    }
     Agree();
     input_seconds_ += out.input_seconds, window_input_ += out.input_seconds;
     step_seconds_ += seconds, window_seconds_ += seconds;
@@ -465,10 +478,8 @@ TrainResult Trainer::Run() {
     const auto tenth = [](double share) { return int64_t(10 * share); };
     if (options_.eval_every > 0) {
       state_.evaluation_due = state_.step % options_.eval_every == 0;
-    } else if (options_.seconds > 0) {
-      state_.evaluation_due = tenth(Spent()) > tenth(spent);
     } else {
-      state_.evaluation_due = state_.step % std::max<int64_t>(1, state_.total_steps / 10) == 0;
+      state_.evaluation_due = tenth(Spent()) > tenth(spent);
     }
     state_.evaluation_due = state_.evaluation_due || last;
     save = last || (options_.checkpoint_every > 0 ? state_.step % options_.checkpoint_every == 0

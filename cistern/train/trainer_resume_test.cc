@@ -1,6 +1,10 @@
 // What a run is that goes on from a checkpoint, or that ends twice.
 #include <ATen/ATen.h>
 
+#include <chrono>
+#include <csignal>
+#include <thread>
+
 #include "cistern/base/error.h"
 #include "cistern/base/interrupt.h"
 #include "cistern/io/jsonl.h"
@@ -143,6 +147,26 @@ TEST_F(TrainerTest, ARunThatIsCutToItsStepIsMeasuredThere) {
     EXPECT_EQ(lines("valid"), (std::vector<int64_t>{3, 4}));
     EXPECT_EQ(lines("step"), std::vector<int64_t>{4});  // as of a run of four steps
   }
+}
+
+TEST_F(TrainerTest, APauseIsNoTraining) {
+  const auto model = MakeModel(config_, 3);
+  int steps = 0;
+  model->parameters()[0].register_hook([&](const at::Tensor&) {
+    if (++steps != 3) return;
+    std::raise(SIGCONT);  // as at the end of a pause
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  });
+  Trainer trainer(model, *task_, train_, 7, folder_ / "run", Json::object(), false);
+  EXPECT_LT(trainer.Run().seconds, 0.5);
+  int pauses = 0;
+  for (const Json& line : ReadJsonl(folder_ / "run/metrics.jsonl")) {
+    if (line.at("event") != "paused") continue;
+    ++pauses;
+    EXPECT_EQ(line.at("step"), 3);
+    EXPECT_GT(line.at("paused_seconds").get<double>(), 0.3);
+  }
+  EXPECT_EQ(pauses, 1);
 }
 
 // A checkpoint of an earlier version does not say at which step the run was measured last.

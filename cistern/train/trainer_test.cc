@@ -110,7 +110,7 @@ TEST_F(TrainerTest, AccumulatedBatchesAreOneOfAllTheirRows) {
     pairs += StrCat("row ", i, "\tof ", std::string(size_t(i * i % 17), 'x'), "\n");
   WriteFileAtomically(folder_ / "pairs.tsv", pairs);
   options_.kind = "translation";
-  config_.kind = options_.info().models[0], config_.tie_embeddings = false;
+  config_.kind = options_.info().models[0], config_.classes = 0, config_.tie_embeddings = false;
   compare({"task.data=" + (folder_ / "pairs.tsv"), "task.tokenizer=bytes", "task.beam=1",
            "task.group_by_length=false"});
 }
@@ -255,20 +255,23 @@ class Asked : public Task {
   int64_t rows_;
 };
 
-// Its metric is no number.
-class Unmeasured : public Asked {
+// Its metric is always the same.
+class Constant : public Asked {
  public:
-  using Asked::Asked;
+  Constant(const Task& task, double value) : Asked(task, 0), value_(value) {}
   Json Metrics(const Score& score) const override {
     Json metrics = Asked::Metrics(score);
-    metrics[metric().name] = std::nan("");
+    metrics[metric().name] = value_;
     return metrics;
   }
+
+ private:
+  double value_;
 };
 
 TEST_F(TrainerTest, AMetricThatIsNotFiniteIsNoBetterOne) {
   train_.steps = 40, train_.eval_every = 2, train_.patience = 3;
-  const Unmeasured task(*task_, 0);
+  const Constant task(*task_, std::nan(""));
   Trainer trainer(MakeModel(config_, 3), task, train_, 7, folder_ / "run", Json::object(), false);
   ::testing::internal::CaptureStderr();
   const TrainResult result = trainer.Run();
@@ -278,6 +281,37 @@ TEST_F(TrainerTest, AMetricThatIsNotFiniteIsNoBetterOne) {
   EXPECT_EQ(result.steps, 6);
   EXPECT_TRUE(result.valid.is_null());
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/model.safetensors"));
+}
+
+TEST_F(TrainerTest, OfEqualModelsTheLastIsKept) {
+  train_.steps = 40, train_.eval_every = 2, train_.patience = 3;
+  const Constant task(*task_, 0.5);
+  const auto model = MakeModel(config_, 3);
+  Trainer trainer(model, task, train_, 7, folder_ / "run", Json::object(), false);
+  std::map<std::string, at::Tensor> last;
+  trainer.Observe([&](Model& at) {
+    last = WeightsOf(at);
+    return Json::object();
+  });
+  const TrainResult result = trainer.Run();
+  EXPECT_TRUE(result.out_of_patience);
+  EXPECT_EQ(result.steps, 8);  // the first is better than none, three are not better than it
+  const auto kept = MakeModel(config_, 1);
+  LoadWeights(*kept, folder_ / "run/model.safetensors");
+  ExpectSame(*kept, last, 0);
+}
+
+TEST_F(TrainerTest, TenEvaluationsInARun) {
+  train_.eval_every = 0;
+  for (const int64_t steps : {3, 10, 19, 25}) {
+    train_.steps = steps;
+    const std::string run = StrCat("run", steps);
+    Trained(run);
+    int64_t evaluations = 0;
+    for (const Json& line : ReadJsonl(folder_ / (run + "/metrics.jsonl")))
+      evaluations += line["event"] == "valid";
+    EXPECT_EQ(evaluations, std::min<int64_t>(steps, 10)) << steps;
+  }
 }
 
 TEST_F(TrainerTest, OrderOfBatches) {
@@ -382,6 +416,9 @@ TEST(TrainOptions, SchedulesRefuseWhatTheyDoNotHave) {
   };
   ExpectContains(message({"schedule=rsqrt", "warmup_init=1e-7"}), {"train.warmup_init", "rsqrt"});
   ExpectContains(message({"schedule_power=2"}), {"train.schedule_power", "polynomial"});
+  ExpectContains(message({"schedule=inverse_sqrt", "min_lr=1e-5"}),
+                 {"train.min_lr", "inverse_sqrt", "cosine"});
+  ExpectContains(message({"warmup=0", "warmup_init=1e-7"}), {"train.warmup_init", "warmup=0"});
   ExpectContains(message({"schedule=constant", "schedule_steps=9"}),
                  {"train.schedule_steps", "constant", "cosine"});
   ExpectContains(message({"schedule_period=9"}), {"train.schedule_period", "cosine_restarts"});

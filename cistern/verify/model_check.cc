@@ -108,7 +108,9 @@ Outcome PaddedRowsAreAlone(Bench& b) {
                   b.in_double, "row of ", count, " tokens");
     }
     // Each continues where it stopped, here with the text's first tokens.
-    const int64_t more = std::min<int64_t>(8, b.length() / 3);
+    const int64_t more = std::min(
+        {int64_t{8}, b.length() / 3, b.twin.config().LengthLimit(Form::kCausal) - b.length()});
+    if (more <= 0) continue;  // the model's positions end there
     const at::Tensor next = b.twin.Extend(ids.narrow(1, 0, more), state);
     for (int64_t row = 1; row < 3; ++row) {
       const int64_t count = lengths[size_t(row)];

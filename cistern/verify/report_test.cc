@@ -109,6 +109,20 @@ TEST(ModelCheck, AModelAgreesWithItselfInEveryWay) {
   }
 }
 
+TEST(ModelCheck, UpToTheEndOfLearnedPositions) {
+  ModelConfig config = Small({"latte"})->config();
+  config.positions = PositionKind::kLearned;
+  for (const int64_t length : {40, 43}) {
+    config.max_length = length;
+    const auto make = [&] { return std::dynamic_pointer_cast<DecoderLm>(MakeModel(config, 3)); };
+    const auto model = make(), twin = make();
+    twin->to(at::kDouble);
+    const auto results = CheckModel(*model, *twin, at::randint(50, {40}, at::kLong), false);
+    for (const ModelResult& r : results)
+      EXPECT_FALSE(r.outcome.failed()) << r.property << ": " << FailureText(r.outcome);
+  }
+}
+
 TEST(ModelCheck, ADifferentTwinIsFoundAndTheRunStopsWhenTold) {
   const at::Tensor ids = at::randint(50, {40}, at::kLong);
   const auto model = Small({"latte"}), twin = Small({"latte"});

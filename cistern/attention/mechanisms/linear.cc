@@ -51,6 +51,9 @@ LinearMechanism::LinearMechanism(const MechanismInfo& info, const Options& optio
   v_ = AddProjection({"v", Side::kKey, dims.dim});
   memory_ = AddState("memory");
   if (!options.denominator) {
+    if (options.eps != Options().eps)
+      FailUsage("[linear] eps=", options.eps,
+                " has no effect with denominator=false; leave it out");
     if (dims.max_length < 1)
       FailUsage(
           "[linear] denominator=false divides by sqrt(max_length); set a max_length of at least 1");

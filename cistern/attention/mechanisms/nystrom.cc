@@ -101,6 +101,9 @@ NystromMechanism::NystromMechanism(const MechanismInfo& info, const Options& opt
     FailUsage(
         "[nystrom] start=batch is where the iterative inverse begins; it goes with "
         "inverse=iterative");
+  if (options.inverse == Inverse::kSvd && options.iterations != Options().iterations)
+    FailUsage("[nystrom] iterations=", options.iterations,
+              " has no effect with inverse=svd; leave it out");
   if (options.conv == 0) return;
   if (options.conv % 2 == 0)
     FailUsage("[nystrom] conv=", options.conv,
@@ -274,7 +277,12 @@ at::Tensor NystromMechanism::BidirectionalRows(const std::vector<at::Tensor>& x,
   if (filter_.defined()) {
     const at::Tensor seen =
         token.defined() ? v.masked_fill(token.logical_not().transpose(2, 3), 0.0) : v;
-    out = out + at::conv2d(seen, filter_.to(type), {}, 1, {options_.conv / 2, 0}, 1, dims().heads);
+    // Padded here: with one head and a padding near the length oneDNN's gradient by the filter
+    // reads and writes what is not its own (torch 2.15).
+    const int64_t beside = options_.conv / 2;
+    const at::Tensor padded = at::constant_pad_nd(seen, {0, 0, beside, beside}, 0);
+    out =
+        out + at::conv2d(padded, filter_.to(type), {}, 1, at::IntArrayRef({0, 0}), 1, dims().heads);
   }
   return out.to(x[q_].scalar_type());
 }

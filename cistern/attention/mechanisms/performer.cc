@@ -71,6 +71,12 @@ PerformerMechanism::PerformerMechanism(const MechanismInfo& info, const Options&
   if (relu_ && eps_ > 0)
     FailUsage("[performer] eps=", eps_,
               " belongs to kernel=softmax; the features of relu have 0.001 added in their source");
+  const Options unset;
+  if (relu_ && (features_ != unset.features || scaling_ != unset.scaling ||
+                redraw_ != unset.redraw || seed_ != unset.seed))
+    FailUsage(
+        "[performer] features, scaling, redraw and seed have no effect with kernel=relu, which "
+        "draws nothing; leave them out");
   q_ = AddProjection({"q", Side::kQuery, dims.dim, true});
   k_ = AddProjection({"k", Side::kKey, dims.dim, true});
   v_ = AddProjection({"v", Side::kKey, dims.dim});

@@ -299,6 +299,12 @@ TEST(Performer, EpsOfTheFeatures) {
                    Make("performer", {{"kernel", "relu"}, {"eps", 1e-6}});
                  }),
                  {"eps=1e-06", "kernel=softmax"});
+  for (const char* key : {"features", "scaling", "redraw", "seed"}) {
+    ExpectContains(Thrown([&] {
+                     Make("performer", {{"kernel", "relu"}, {key, 1}});
+                   }),
+                   {key, "kernel=relu"});
+  }
 }
 
 TEST(Nystrom, TheBatchsStartIsOneDivisor) {

@@ -123,6 +123,9 @@ ReuseMechanism::ReuseMechanism(const MechanismInfo& info, const Options& options
                              .scale = options.scale}),
       options_(options),
       copied_(copied) {
+  if (options.keep == Keep::kHandles && options.memory_mib != Options().memory_mib)
+    FailUsage("[reuse] memory_mib=", options.memory_mib,
+              " has no effect with keep=handles; leave it out, or take keep=scores");
   if (!alone() || copied == 0) return;
   if (dims.relative) {
     FailUsage("[reuse] relative positions need a model: outside of it nothing says which bias the ",

@@ -125,7 +125,9 @@ TEST(Reuse, MemoryOfScoresIsBounded) {
   dims.dim = 2 * kWidth, dims.heads = 2, dims.copied = 0, dims.copied_on = 1;
   const auto run = [&](int64_t length, const std::string& keep) {
     return Thrown([&] {
-      const auto m = FindMechanism("reuse").Make(Json{{"keep", keep}, {"memory_mib", 1}}, dims);
+      Json options = {{"keep", keep}};
+      if (keep == "scores") options["memory_mib"] = 1;
+      const auto m = FindMechanism("reuse").Make(options, dims);
       const at::Tensor x = at::zeros({2, 2, length, kWidth});
       Handles handles;
       m->Attend(Form::kBidirectional, {x, x, x}, nullptr, {}, handles);
@@ -134,6 +136,10 @@ TEST(Reuse, MemoryOfScoresIsBounded) {
   EXPECT_EQ(run(362, "scores"), "no error");  // 2 x 362 x 362 x 4 = 1,048,352 bytes
   ExpectContains(run(363, "scores"), {"[2,1,363,363]", "2 MiB", "memory_mib=1", "keep=handles"});
   EXPECT_EQ(run(363, "handles"), "no error");
+  ExpectContains(Thrown([&] {
+                   FindMechanism("reuse").Make(Json{{"memory_mib", 1}}, dims);
+                 }),
+                 {"memory_mib=1", "keep=handles"});
 }
 
 TEST(Reuse, NeedsTheScoresOfTheLayerBefore) {

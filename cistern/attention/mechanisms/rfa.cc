@@ -161,6 +161,10 @@ RfaMechanism::RfaMechanism(const MechanismInfo& info, const Options& options,
     FailUsage("[", info.name, "] bank=", options.bank, " has fewer matrices than heads=", heads,
               "; give it as many, or 0 to fix them");
   }
+  if (variant_.fixed && options.bank != Options().bank)
+    FailUsage("[", info.name, "] bank=", options.bank,
+              " has no effect with variant=", NameOf(options.variant, kRfaVariants),
+              ", which draws no other matrices; leave it out");
   if (options.draws == Options::Draws::kModel) {
     if (options.bank == 0 || variant_.fixed)
       FailUsage("[", info.name,
