@@ -212,10 +212,6 @@ TEST_F(TextSplitTest, OptionsWithoutEffectAreRefused) {
   ExpectContains(message(), {"task.lm", "split=tail", "omit valid and test"});
   options_.split = TextSplit::kSpread;
   EXPECT_EQ(message(), "no error");
-  options_.vocab_size = 300;
-  EXPECT_EQ(message(), "no error");
-  options_.tokenizer = TokenizerKind::kBytes;
-  ExpectContains(message(), {"task.lm", "vocab_size=300", "tokenizer=bpe"});
 }
 
 // An option that a record lacks is of an earlier version, whose split was the tail.
