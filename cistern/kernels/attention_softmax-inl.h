@@ -22,12 +22,11 @@ HWY_INLINE Vec<T> NextReference(Vec<T> most, T* high, const T* sum, T* factor, V
   const Vec<T> before = hn::Load(d, high);
   hn::Store(most, d, high);
   // What has seen nothing yet has the weights e^-inf = 0, not e^(inf - inf).
-  const Vec<T> reference =
-      ReferenceOf(hn::IfThenZeroElse(hn::Eq(most, hn::Set(d, kNoScore<T>)), most));
-  const Vec<T> less = TileExp(hn::Sub(ReferenceOf(before), reference));
+  most = hn::IfThenZeroElse(hn::Eq(most, hn::Set(d, kNoScore<T>)), most);
+  const Vec<T> less = RescaleOf(before, most);
   hn::Store(less, d, factor);
   total = hn::Mul(less, hn::Load(d, sum));
-  return reference;
+  return ReferenceOf(hn::Sub(most, FarScore(most)));
 }
 
 // Scores X[keys, queries] become weights e^(x - high): high is the maximum over this tile and those
@@ -36,7 +35,7 @@ template <int kVectors, class T>
 HWY_INLINE void Weigh(size_t keys, T* X, T* high, T* sum, T* factor) {
   const Tag<T> d;
   constexpr size_t kN = kLanes<T>;
-  Vec<T> most[kVectors], total[kVectors];
+  Vec<T> most[kVectors], total[kVectors], far[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) most[v] = hn::Load(d, high + v * kN);
   for (size_t j = 0; j < keys; ++j) {
@@ -44,15 +43,19 @@ HWY_INLINE void Weigh(size_t keys, T* X, T* high, T* sum, T* factor) {
     for (int v = 0; v < kVectors; ++v)
       most[v] = hn::Max(most[v], hn::Load(d, X + j * kBlockQueries + v * kN));
   }
+  bool any_far = false;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     const size_t at = v * kN;
+    far[v] = FarScore(most[v]), any_far = any_far || !IsZero(far[v]);
     most[v] = NextReference(most[v], high + at, sum + at, factor + at, total[v]);
   }
   for (size_t j = 0; j < keys; ++j) {
     T* const x = X + j * kBlockQueries;
     Vec<T> e[kVectors];
     ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Load(d, x + v * kN); });
+    if (HWY_UNLIKELY(any_far))
+      ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Sub(e[v], far[v]); });
     WeightsOf<kVectors>(e, most);
     ForVectors<kVectors>([&](int v) HWY_ATTR {
       total[v] = hn::Add(total[v], e[v]);

@@ -97,10 +97,11 @@ HWY_NOINLINE void StepKeys(const AttentionView& view, size_t begin, size_t end, 
     const T high = std::max(before, hn::GetLane(hn::MaxOfLanes(d, most)));
     const T base = high == kNoScore<T> ? T{0} : high;
     const T factor = Rescale(before, base);
-    const Vec<T> reference = ReferenceOf(hn::Set(d, base));
+    const Vec<T> largest = hn::Set(d, base), far = FarScore(largest),
+                 reference = ReferenceOf(hn::Sub(largest, far));
     Vec<T> sum = hn::Zero(d);
     for (size_t i = 0; i < count; i += kLanes<T>) {
-      const Vec<T> e = WeightOf(hn::Load(d, p + i), reference);
+      const Vec<T> e = WeightOf(hn::Sub(hn::Load(d, p + i), far), reference);
       sum = hn::Add(sum, e);
       hn::Store(e, d, p + i);
     }

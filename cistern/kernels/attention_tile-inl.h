@@ -52,6 +52,21 @@ HWY_INLINE Vec<float> ReferenceOf(Vec<float> high) {
   return hn::Round(hn::Mul(high, hn::Set(Tag<float>(), 1.44269504088896341f)));
 }
 HWY_INLINE Vec<double> ReferenceOf(Vec<double> high) { return high; }
+
+// The largest score where no float is near its multiple by log2(e), else 0. Then scores lose it
+// before they are weighed, and the reference is 0.
+HWY_INLINE Vec<float> FarScore(Vec<float> high) {
+  const Tag<float> d;
+  const Vec<float> size = hn::Abs(high);
+  const auto far = hn::And(hn::Ge(size, hn::Set(d, 0x1p24f)),
+                           hn::Lt(size, hn::Set(d, std::numeric_limits<float>::infinity())));
+  return hn::IfThenElseZero(far, high);
+}
+HWY_INLINE Vec<double> FarScore(Vec<double>) { return hn::Zero(Tag<double>()); }
+template <class V>
+HWY_INLINE bool IsZero(V x) {
+  return hn::AllTrue(hn::DFromV<V>(), hn::Eq(x, hn::Zero(hn::DFromV<V>())));
+}
 template <int kCount>
 HWY_INLINE void WeightsOf(Vec<float>* x, const Vec<float>* reference) {
   ForVectors<kCount>([&](int j) HWY_ATTR {
@@ -69,11 +84,26 @@ HWY_INLINE V WeightOf(V x, V reference) {
   WeightsOf<1>(&x, &reference);
   return x;
 }
-// e^(from - to), both the largest scores of something.
+// e^(from - to), both the largest scores of something: what weights relative to `from` have to be
+// multiplied by.
+HWY_INLINE Vec<double> RescaleOf(Vec<double> from, Vec<double> to) {
+  return TileExp(hn::Sub(from, to));
+}
+HWY_INLINE Vec<float> RescaleOf(Vec<float> from, Vec<float> to) {
+  const Vec<float> far_from = FarScore(from), far_to = FarScore(to),
+                   near_from = ReferenceOf(hn::Sub(from, far_from)),
+                   near_to = ReferenceOf(hn::Sub(to, far_to));
+  Vec<float> bits = hn::Sub(near_from, near_to);
+  if (HWY_UNLIKELY(!IsZero(far_from) || !IsZero(far_to))) {
+    const Vec<float> log2e = hn::Set(Tag<float>(), 1.44269504088896341f);
+    bits = hn::MulAdd(hn::Sub(far_from, far_to), log2e, bits);
+  }
+  return TileExp(bits);
+}
 template <class T>
 HWY_INLINE T Rescale(T from, T to) {
   const Tag<T> d;
-  return hn::GetLane(TileExp(hn::Sub(ReferenceOf(hn::Set(d, from)), ReferenceOf(hn::Set(d, to)))));
+  return hn::GetLane(RescaleOf(hn::Set(d, from), hn::Set(d, to)));
 }
 
 template <class T>

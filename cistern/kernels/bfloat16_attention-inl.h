@@ -239,6 +239,12 @@ struct FloatWeights {
   Vec<float> times;
 };
 
+// The same where the scores lose `far` first (FarScore).
+HWY_INLINE Vec<float> FarWeight(Vec<float> x, Vec<float> scale, Vec<float> far,
+                                Vec<float> reference) {
+  return WeightOf(hn::Sub(hn::Mul(x, scale), far), reference);
+}
+
 // As FloatWeights in fewer instructions, to 3e-6: all of them are rounded to 8 bits. While tiles
 // multiply, vectors have one of the two units for floats.
 struct ShortWeights {
@@ -277,9 +283,11 @@ HWY_NOINLINE void Differentiate16(const TilePart& part, float scale, const OfQue
   const Vec<float> times = hn::Set(d, scale), kept_times = hn::Set(d, scale * kept_factor),
                    factor = hn::Set(d, kept_factor);
   for (size_t lane = part.lane; lane < part.end; lane += kPairLanes) {
-    const Vec<float> reference = ReferenceOf(hn::Load(d, of.high + lane)),
+    const Vec<float> high = hn::Load(d, of.high + lane), far = FarScore(high),
+                     reference = ReferenceOf(hn::Sub(high, far)),
                      share = hn::Load(d, of.share + lane),
                      less = hn::Mul(hn::Load(d, of.less + lane), times);
+    const bool is_far = !IsZero(far);
     for (size_t j = part.first; j < part.last; j += 2) {
       const bool two = j + 1 < part.last;
       Vec<float> e[2], dx[2];
@@ -290,7 +298,9 @@ HWY_NOINLINE void Differentiate16(const TilePart& part, float scale, const OfQue
           break;
         }
         const size_t from = (j + i - part.first) * part.ld + lane - part.lane;
-        e[i] = hn::Mul(weights(hn::Load(d, part.X + from), reference), share);
+        const Vec<float> x = hn::Load(d, part.X + from);
+        e[i] = HWY_UNLIKELY(is_far) ? FarWeight(x, times, far, reference) : weights(x, reference);
+        e[i] = hn::Mul(e[i], share);
         const Vec<float> dp = hn::Load(d, part.dP + from);
         if (kept == nullptr) {
           dx[i] = hn::Mul(e[i], hn::MulSub(dp, times, less));

@@ -12,8 +12,7 @@
 // output NaN, as the definition does. Results are the same bits for any number of threads.
 //
 // In float, weights below 2^-64 of a query's largest are 0: they change an output by at most 2^-64
-// of its largest value each, and would be computed in subnormal numbers. Scores beyond 1e9 have no
-// weights in float: the output is NaN.
+// of its largest value each, and would be computed in subnormal numbers.
 //
 // S, the type of tokens: float, double, or BFloat16, which is computed in float (ComputeType) and
 // gives what the same numbers in float would, rounded once; dq and dk take the output as it was

@@ -110,18 +110,20 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
   const Tag<float> d;
   const ShortWeights weights(scale);
   const Vec<float> times = hn::Set(d, scale);
-  Vec<float> most[kVectors], total[kVectors];
+  Vec<float> most[kVectors], total[kVectors], far[kVectors];
   for (Vec<float>& x : most) x = hn::Set(d, kNoScore<float>);
   for (size_t j = 0; j < kAmxKeys; ++j) {
 #pragma GCC unroll 4
     for (size_t v = 0; v < kVectors; ++v)
       most[v] = hn::Max(most[v], hn::Load(d, X + j * kBlockQueries + v * kPairLanes));
   }
+  bool any_far = false;
 #pragma GCC unroll 4
   for (size_t v = 0; v < kVectors; ++v) {
     const size_t at = v * kPairLanes;
     // Rounding keeps the order, so the largest score is that of the largest product.
     most[v] = hn::Max(hn::Load(d, high + at), hn::Mul(most[v], times));
+    far[v] = FarScore(most[v]), any_far = any_far || !IsZero(far[v]);
     most[v] = NextReference(most[v], high + at, sum + at, factor + at, total[v]);
   }
   for (size_t j = 0; j < kAmxKeys; j += 2) {
@@ -129,8 +131,9 @@ HWY_NOINLINE void WeighPairs(const float* X, float scale, const uint64_t* kept, 
     for (size_t v = 0; v < kVectors; ++v) {
       const size_t at = v * kPairLanes;
       const float* const x = X + j * kBlockQueries + at;
-      Vec<float> even = weights(hn::Load(d, x), most[v]),
-                 odd = weights(hn::Load(d, x + kBlockQueries), most[v]);
+      Vec<float> even = hn::Load(d, x), odd = hn::Load(d, x + kBlockQueries);
+      for (Vec<float>* const e : {&even, &odd})
+        *e = HWY_UNLIKELY(any_far) ? FarWeight(*e, times, far[v], most[v]) : weights(*e, most[v]);
       total[v] = hn::Add(total[v], hn::Add(even, odd));
       if (kept != nullptr) {
         even.raw = _mm512_maskz_mov_ps(static_cast<__mmask16>(kept[j] >> at), even.raw);

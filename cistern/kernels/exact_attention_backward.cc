@@ -39,15 +39,21 @@ HWY_INLINE void Differentiate(size_t keys, size_t lane, T* X, T* dP, const T* hi
                               const TileMask<T>* mask) {
   const Tag<T> d;
   constexpr size_t kN = kLanes<T>;
-  Vec<T> most[kVectors], less[kVectors];
+  Vec<T> most[kVectors], less[kVectors], far[kVectors];
+  bool any_far = false;
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v)
-    most[v] = ReferenceOf(hn::Load(d, high + lane + v * kN)),
+  for (int v = 0; v < kVectors; ++v) {
+    most[v] = hn::Load(d, high + lane + v * kN);
+    far[v] = FarScore(most[v]), any_far = any_far || !IsZero(far[v]);
+    most[v] = ReferenceOf(hn::Sub(most[v], far[v]));
     less[v] = hn::Load(d, D + lane + v * kN);
+  }
   for (size_t j = 0; j < keys; ++j) {
     const size_t first = j * kBlockQueries + lane;
     Vec<T> e[kVectors];
     ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Load(d, X + first + v * kN); });
+    if (HWY_UNLIKELY(any_far))
+      ForVectors<kVectors>([&](int v) HWY_ATTR { e[v] = hn::Sub(e[v], far[v]); });
     WeightsOf<kVectors>(e, most);
     ForVectors<kVectors>([&](int v) HWY_ATTR {
       const size_t at = first + v * kN;

@@ -143,12 +143,15 @@ TEST_P(BFloat16Attention, Dropout) {
   }
 }
 
-// Scores up to thousands, of which each row's largest decides.
+// Scores of thousands and more, of which each row's largest decides.
 TEST_P(BFloat16Attention, HostileScores) {
-  Problem p = MakeProblem(5000, {1, 1, 110, 130, 8, 4}, Kind::kCausal);
-  for (double& x : p.q) x = std::round(x * 8) * 1024;
-  for (double& x : p.k) x = std::round(x * 8) / 8;  // scores are exact
-  ExpectDefinition(Rounded(p), Layout::kBHTW, 1e-2);
+  for (const double factor : {0x1p10, 0x1p20, 0x1p24, 0x1p31, 0x1p60}) {
+    Problem p = MakeProblem(5000, {1, 1, 110, 130, 8, 4}, Kind::kCausal);
+    for (double& x : p.q) x = std::round(x * 8) * factor;
+    for (double& x : p.k) x = std::round(x * 8) / 8;  // scores are exact
+    p.name += " factor " + std::to_string(factor);
+    ExpectDefinition(Rounded(p), Layout::kBHTW, 1e-2);
+  }
 }
 
 // Factors of the scores that turn their order around, or make all of them alike.

@@ -377,6 +377,25 @@ TEST(ExactAttention, GradientsOfNanReachWhatWasSeen) {
   }
 }
 
+// Scores that are exact in float, of which the largest have all the weight.
+TEST(ExactAttention, ScoresOfAnySize) {
+  ForEachIsa([] {
+    for (const double size : {0x1p10, 0x1p23, 0x1p24, 0x1p31, 0x1p40, 0x1p100}) {
+      for (const int64_t T : {1, 5, 70, 230}) {
+        for (const double from : {-4.0, 0.0, 1.0}) {
+          Problem p = MakeProblem(8500, {1, 2, T, T, 1, 3}, Kind::kCausal);
+          p.scale = 1;
+          for (double& x : p.q) x = size;
+          for (size_t j = 0; j < p.k.size(); ++j) p.k[j] = from + double(7 * j % 5);
+          p.name += " scores of " + std::to_string(size) + " from " + std::to_string(from);
+          ExpectClose<float>(p, Reference(p), Layout::kBTHW, 1e-5);
+          ExpectClose<double>(p, Reference(p), Layout::kBTHW, 1e-12);
+        }
+      }
+    }
+  });
+}
+
 TEST(ExactAttention, AnyNumberOfThreads) {
   const int before = NumThreads();
   for (Kind kind : {Kind::kCausal, Kind::kWindow, Kind::kHoles}) {

@@ -18,11 +18,10 @@ struct SeenKeys {
 // out_t = sum_j softmax_j(scale q_t . k_j) v_j: q [B,H,T,d], k [B,H,S,d], v [B,H,S,e] -> [B,H,T,e].
 // `dropout` is of the probabilities: what its seed drops, it drops in every implementation.
 // A query that sees no key gives zeros, with zero gradient. What a query does not see has no part
-// in any bit of its output, be it NaN; what it sees and is NaN makes it NaN, and so do
-// scores beyond 1e9 in float. Gradients of q, k, v; second derivatives form the probabilities
-// explicitly: O(T S) memory. Of tokens in bfloat16 products are in bfloat16 where the processor has
-// them (MultipliesBFloat16), else in float; sums and the softmax are float, the output and
-// gradients are rounded once.
+// in any bit of its output, be it NaN; what it sees and is NaN makes it NaN. Gradients of q, k, v;
+// second derivatives form the probabilities explicitly: O(T S) memory. Of tokens in bfloat16
+// products are in bfloat16 where the processor has them (MultipliesBFloat16), else in float; sums
+// and the softmax are float, the output and gradients are rounded once.
 at::Tensor ExactAttention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           double scale, const SeenKeys& seen = {}, const DropoutDraw& dropout = {});
 
