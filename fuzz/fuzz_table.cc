@@ -19,7 +19,7 @@ void ReadTable(const std::string& path, const TableOptions& options) {
 
 // What the columns are found to be can be read.
 void ReadRows(const std::string& path, const TableOptions& options, bool numbers) {
-  const RowColumns columns = FindColumns(path, {}, numbers, options);
+  const RowColumns columns = FindColumns(path, {"", {}, numbers}, options);
   const auto rows = OpenRows(path, columns, options, true);
   for (LabelledRow row; rows->Next(&row);) {
     if (row.inputs.size() != columns.inputs.size()) __builtin_trap();

@@ -134,7 +134,7 @@ std::string Trimmed(const std::string& text) {
 
 // A command-line number as JSON; anything else stays text, for the error message.
 Json NumberOrText(const std::string& text) {
-  const Json json = Json::parse(text, nullptr, false);
+  Json json = Json::parse(text, nullptr, false);
   if (json.is_number()) return json;
   double value = 0;  // .5 and 5. are numbers to users
   return ParseFinite(text, &value) ? Json(value) : Json(text);
