@@ -130,7 +130,12 @@ void Run(std::string_view bytes) {
   const TextState again = LoadTextState(whole.path, *whole.model, *whole.tokenizer);
   if (again.drawn != text.drawn || !at::equal(again.model.positions, text.model.positions))
     __builtin_trap();
-  whole.model->Hidden(at::zeros({text.rows(), 3}, at::kLong), text.model);
+  // Sizes within a state that decodes are its operation's to refuse.
+  try {
+    whole.model->Hidden(at::zeros({text.rows(), 3}, at::kLong), text.model);
+  } catch (const c10::Error& e) {
+    if (!std::string_view(e.what_without_backtrace()).starts_with("[")) throw;
+  }
 }
 
 }  // namespace
