@@ -37,9 +37,7 @@ std::vector<std::string> Assignments(CLI::App& command, const CompareArguments& 
   std::vector<std::string> set;
   for (const std::string& s : a.set) {
     const std::string key = AssignedKey(s);
-    std::string plain = s;
-    std::erase(plain, ' ');
-    if ((key == "train.steps" || key == "train.seconds") && plain != key + "=0")
+    if ((key == "train.steps" || key == "train.seconds") && AssignedValue(s) != "0")
       FailUsage("--set ", s, ": each mechanism is trained for the same time; give --seconds");
     if (key == "model.attention")
       FailUsage("--set ", s, ": each model has another mechanism; name them with --mechanisms");

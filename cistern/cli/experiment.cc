@@ -66,9 +66,7 @@ void ChooseModel(Experiment& experiment) {
 // "key=value" of each "key = value".
 std::vector<std::string> Plain(std::vector<std::string> assignments) {
   for (std::string& a : assignments) {
-    const size_t equals = a.find('=');
-    if (equals != a.npos)
-      a = StrCat(AssignedKey(a), "=", TrimmedCell(std::string_view(a).substr(equals + 1)));
+    if (a.find('=') != a.npos) a = StrCat(AssignedKey(a), "=", AssignedValue(a));
   }
   return assignments;
 }
@@ -251,6 +249,12 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
     if (Said(tree, {}, "task", "kind") != kind) throw;
     throw UsageError(file + ": " + e.what());
   }
+}
+
+std::string AssignedValue(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == assignment.npos) return "";
+  return std::string(TrimmedCell(std::string_view(assignment).substr(equals + 1)));
 }
 
 std::string AssignedKey(const std::string& assignment) {

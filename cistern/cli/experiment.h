@@ -42,8 +42,9 @@ void ReadExperiment(Experiment& experiment, const std::string& file,
 // where neither does. UsageError: there is no such task.
 std::string NamedTask(const std::string& file, const std::vector<std::string>& assignments);
 
-// The key of KEY=VALUE.
+// The key and the value of KEY=VALUE, without blanks around them.
 std::string AssignedKey(const std::string& assignment);
+std::string AssignedValue(const std::string& assignment);
 // "train.lr" of the JSON pointer "/train/lr".
 std::string DottedKey(std::string pointer);
 

@@ -82,21 +82,13 @@ std::string TaskOf(const TrainArguments& a, const std::string& folder) {
   return NamedTask(a.resume && std::filesystem::exists(begun) ? begun : a.file, a.set);
 }
 
-std::string WithoutSpaces(std::string text) {
-  std::erase(text, ' ');
-  return text;
-}
-
 // The weights of `from` know the tokens of their folder: others cannot be asked for.
 void CheckTokens(const std::string& from, const std::vector<std::string>& set) {
   const std::string path = from + "/tokenizer.json";
   if (!std::filesystem::exists(path)) return;
   const auto tokenizer = LoadTokenizer(path);
   for (const std::string& s : set) {
-    const std::string plain = WithoutSpaces(s);
-    const size_t end = std::min(plain.find('='), plain.size());
-    const std::string key = plain.substr(0, end),
-                      value = plain.substr(std::min(end + 1, plain.size()));
+    const std::string key = AssignedKey(s), value = AssignedValue(s);
     if (!key.starts_with("task.")) continue;
     const bool other =
         (key.ends_with(".tokenizer") && value != NameOf(tokenizer->kind(), TokenizerKinds())) ||
@@ -116,7 +108,7 @@ void CheckFrom(const Experiment& experiment, const std::vector<std::string>& set
 // Whether one of the assignments gives `key` a number that is not 0.
 bool Sets(const std::vector<std::string>& assignments, const std::string& key) {
   return std::any_of(assignments.begin(), assignments.end(), [&](const std::string& s) {
-    return AssignedKey(s) == key && WithoutSpaces(s) != key + "=0";
+    return AssignedKey(s) == key && AssignedValue(s) != "0";
   });
 }
 
