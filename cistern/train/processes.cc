@@ -19,6 +19,7 @@
 #include <exception>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -26,6 +27,7 @@
 #include "cistern/base/interrupt.h"
 #include "cistern/base/terminal.h"
 #include "cistern/tensors/torch_error.h"
+#include "cistern/train/signs_of_life.h"
 
 namespace cistern {
 namespace {
@@ -113,15 +115,41 @@ void AwaitOthers(c10d::Store& store, int64_t rank, int64_t count, const Processe
 
 struct Processes::Group {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
+  std::unique_ptr<SignsOfLife> signs;
+
+  // Gloo's end waits for its operations, and one may wait for a process that is lost.
+  ~Group() {
+    std::promise<void> promise;
+    const std::future<void> ended = promise.get_future();
+    std::thread([gloo = std::move(gloo), promise = std::move(promise)]() mutable {
+      gloo.reset();
+      promise.set_value_at_thread_exit();
+    }).detach();
+    ended.wait_for(Milliseconds(500));
+  }
 
   // Waits for what `start` begins.
   void Do(const std::function<c10::intrusive_ptr<c10d::Work>()>& start) const {
     try {
-      start()->wait();
+      const auto work = start();
+      while (!EndsWithin(*work, Milliseconds(500))) {
+        if (signs && !signs->Lost().empty()) Fail(signs->Lost());
+      }
     } catch (const std::exception& e) {
       Fail(
           "the processes that train together have lost one, which has ended or cannot be reached: ",
           FirstLine(e));
+    }
+  }
+
+ private:
+  // Throws what the work has ended with.
+  static bool EndsWithin(c10d::Work& work, Milliseconds time) {
+    try {
+      return work.wait(time);
+    } catch (const std::exception&) {
+      if (work.isCompleted()) return work.wait();
+      return false;
     }
   }
 };
@@ -177,7 +205,9 @@ Processes::Processes(int64_t rank, int64_t count, const Meeting& meeting)
                                    : c10d::ProcessGroupGloo::createDeviceForInterface(interface));
     group_->gloo =
         c10::make_intrusive<c10d::ProcessGroupGloo>(store, int(rank), int(count), options);
+    auto signs = std::make_unique<SignsOfLife>(store, rank, count, meeting.silence);
     Any(false);  // all are there
+    group_->signs = std::move(signs);
     group_->gloo->setTimeout(kPatience);
   } catch (const UsageError&) {
     throw;

@@ -25,6 +25,7 @@ class Processes {
     bool served = false;  // torchrun listens there; else the first process does
     int64_t attempt = 0;  // of several meetings at a served address
     double seconds = 300;
+    double silence = 120;  // seconds without a sign of life after which a process counts as lost
   };
   // The process of this rank, from 0, of `count`. Waits for all: else an Error; UsageError where
   // the address is none. GLOO_SOCKET_IFNAME names the network interface that they talk by. From
@@ -42,7 +43,7 @@ class Processes {
   std::string Name() const;
 
   // What follows is called by all processes in the same order, with the same shapes and types;
-  // Error where another has ended or cannot be reached any more.
+  // Error where another has ended, or has given no sign of life for as long as the meeting says.
 
   // Each tensor, dense and on the CPU, becomes its sum over all processes: the same bits in each,
   // and in each run with as many.

@@ -5,9 +5,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cistern/base/error.h"
@@ -83,6 +85,23 @@ TEST(Processes, OneThatEndsIsNoticed) {
   });
   EXPECT_EQ(errors[0], "the disk is full");
   ExpectContains(errors[1], {"have lost one"});
+}
+
+// One that was stopped keeps its connections: here one that gives a sign once in ten hours.
+TEST(Processes, OneThatIsSilentIsNoticed) {
+  const int64_t port = testing::FreePort();
+  std::promise<void> noticed;
+  std::thread silent([&] {
+    const Processes p(1, 2, {.address = "127.0.0.1", .port = port, .silence = 1e6});
+    noticed.get_future().wait();
+  });
+  const std::string error = ErrorMessage([&] {
+    const Processes p(0, 2, {.address = "127.0.0.1", .port = port, .silence = 0.2});
+    p.Sum({at::ones({1000})});
+  });
+  ExpectContains(error, {"have lost one", "process 1 has given no sign of life for 0.2 s"});
+  noticed.set_value();
+  silent.join();
 }
 
 TEST(Processes, WaitForTheOthersForSomeTime) {
