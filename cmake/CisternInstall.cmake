@@ -13,7 +13,8 @@ if(TARGET cistern_cli)
 endif()
 install(DIRECTORY cistern/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cistern
   FILES_MATCHING PATTERN "*.h" PATTERN "*.def" PATTERN "*_test*" EXCLUDE
-  PATTERN "test_*" EXCLUDE PATTERN "testing*" EXCLUDE PATTERN "*-inl.h" EXCLUDE)
+  PATTERN "test_*" EXCLUDE PATTERN "testing*" EXCLUDE PATTERN "*-inl.h" EXCLUDE
+  PATTERN "cli" EXCLUDE PATTERN "rows_ahead.h" EXCLUDE)
 # `cistern reproduce` finds its tables there.
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/cistern)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

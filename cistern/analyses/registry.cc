@@ -39,9 +39,9 @@ std::vector<CapturedLayer> RunLayers(Model& model, const Batch& batch) {
   const EvalScope scope(model);
   LayerCapture capture;
   if (auto* classifier = dynamic_cast<Classifier*>(&model)) {
-    classifier->Logits(batch.tensors);
+    classifier->Logits(model.ReadOf(batch.tensors));
   } else if (auto* decoder = dynamic_cast<LanguageModel*>(&model)) {  // without its output layer
-    decoder->HiddenOfRows(batch.tensors);
+    decoder->HiddenOfRows(model.ReadOf(batch.tensors));
   } else if (auto* tokens = dynamic_cast<TokenPredictor*>(&model)) {  // a row may have no target
     tokens->Hidden(batch["ids"], MaskOf(batch.tensors));
   } else {

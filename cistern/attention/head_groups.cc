@@ -307,10 +307,10 @@ bool HeadGroups::TakesBFloat16(Form form) const {
                      [&](const Group& g) { return g.mechanism->TakesBFloat16(form); });
 }
 
-int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens,
-                               const at::TensorOptions& options) const {
+int64_t HeadGroups::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                               bool decodes) const {
   int64_t bytes = 0;
-  for (const Group& g : groups_) bytes += g.mechanism->StateBytes(batch, tokens, options);
+  for (const Group& g : groups_) bytes += g.mechanism->StateBytes(batch, tokens, options, decodes);
   return bytes;
 }
 

@@ -40,8 +40,8 @@ class HeadGroups : public Mechanism {
                         const std::vector<at::Tensor>& x) const override;
   State Merge(const State& first, const State& second) const override;
   void Truncate(State& state, int64_t count) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens,
-                     const at::TensorOptions& options) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                     bool decodes) const override;
   State Compact(const State& state) const override;
   State Settled(const State& state) const override;
   State StateForm(int64_t batch, const at::TensorOptions& options,

@@ -57,6 +57,14 @@ std::string MemoryUseName(MemoryUse use) {
   return "";
 }
 
+std::shared_ptr<Mechanism> MechanismInfo::Make(const Json& options,
+                                               const AttentionDims& dims) const {
+  if (dims.heads < 1 || dims.dim < 1 || dims.dim % dims.heads != 0)
+    FailUsage("[", name, "] expected heads >= 1 and a dim that they divide, got dim=", dims.dim,
+              " and heads=", dims.heads);
+  return construct(*this, options, dims);
+}
+
 bool MechanismInfo::Supports(Form form) const {
   return std::find(forms.begin(), forms.end(), form) != forms.end();
 }
@@ -103,6 +111,14 @@ void RequireForm(const MechanismInfo& info, Form form) {
     if (refusal.starts_with(FormName(form) + ":")) FailUsage("[", info.name, "] has no ", refusal);
   }
   FailUsage("[", info.name, "] has no ", FormName(form), " form");
+}
+
+void CheckMask(const std::string& where, const ops::Mask& mask, int64_t batch, int64_t length) {
+  try {
+    mask.Check(where.c_str(), batch, length);
+  } catch (const c10::Error& e) {
+    Fail(e.what_without_backtrace());
+  }
 }
 
 size_t ProjectionId::Undeclared() { Fail("a projection that the mechanism has not declared"); }
@@ -215,7 +231,8 @@ void Mechanism::CheckTokens(const std::vector<at::Tensor>& x, std::optional<Side
     CISTERN_CHECK(i < x.size(), "[", info_.name, "] expected a tensor for each projection, got ",
                   x.size(), " and none for ", p.name);
     const at::Tensor& t = x[i];
-    if (!t.defined()) continue;
+    CISTERN_CHECK(t.defined(), "[", info_.name, "] expected a tensor of ", p.name,
+                  ", got an undefined one");
     const int64_t heads = p.heads > 0 ? p.heads : dims_.heads, width = p.width / heads;
     if (!first) first = &t;
     const bool fits = t.dim() == 4 && t.size(0) == first->size(0) && t.size(1) == heads &&
@@ -224,10 +241,13 @@ void Mechanism::CheckTokens(const std::vector<at::Tensor>& x, std::optional<Side
                   width, "]",
                   first == &t ? "" : StrCat(" with B=", first->size(0), " and T=", first->size(2)),
                   ", got ", t.sizes());
+    CISTERN_CHECK(t.scalar_type() == first->scalar_type(), "[", info_.name,
+                  "] expected tokens of one dtype, got ", p.name, " in ", t.scalar_type(),
+                  " beside ", first->scalar_type());
   }
   if (!first) return;
   const int64_t batch = first->size(0);
-  if (mask) mask.Check(StrCat("[", info_.name, "]").c_str(), batch, first->size(2));
+  if (mask) CheckMask(StrCat("[", info_.name, "]"), mask, batch, first->size(2));
   if (!state) return;
   for (const NamedTensor& t : state->tensors) {
     CISTERN_CHECK(!t.value.defined() || (t.value.dim() > 0 && t.value.size(0) == batch), "[",
@@ -330,7 +350,7 @@ at::Tensor Mechanism::Attend(Form form, const std::vector<at::Tensor>& x, State*
                              const ops::Mask& mask, Handles& handles) {
   const bool reads = form == Form::kCross;
   const std::optional<Side> side = reads ? std::optional(Side::kQuery) : std::nullopt;
-  CheckTokens(x, side, mask, form == Form::kCausal ? state : nullptr);
+  CheckTokens(x, side, mask, form == Form::kBidirectional ? nullptr : state);
   if (!mask.Padded()) return DoAttend(form, x, state, mask, handles);
   if (mask.valid && !reads) {
     const ops::TokenMap front = RealTokensFirst(mask);
@@ -360,9 +380,10 @@ void Mechanism::Truncate(State&, int64_t) const {
                      "of it instead"));
 }
 
-int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& options) const {
+int64_t Mechanism::StateBytes(int64_t batch, int64_t, const at::TensorOptions& options,
+                              bool decodes) const {
   const State empty = EmptyState(batch, options.device(at::kMeta));
-  const int64_t decoding = PutsOffWrites() ? decoding_.Bytes(empty, batch, options) : 0;
+  const int64_t decoding = decodes && PutsOffWrites() ? decoding_.Bytes(empty, batch, options) : 0;
   return decoding > 0 ? decoding : empty.Bytes();
 }
 

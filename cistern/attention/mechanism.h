@@ -137,6 +137,8 @@ struct MechanismInfo {
   bool leaves_scores = false;  // the next layer may take over the scores of its heads
   bool copies_scores = false;  // takes over scores of the layer before
   bool slots = false;          // its state has slots: key_memory and value_memory, [B,H,n,d]
+  // Whether options make it one of fixed_length, which others do not.
+  std::function<bool(const Json& options)> fixes_length;
   // Why padding cannot read what its tokens wrote as they do (Stream::padding_reads), though it has
   // the cross form; empty: it can.
   std::string padding_refusal;
@@ -148,9 +150,8 @@ struct MechanismInfo {
   std::function<std::shared_ptr<class Mechanism>(const MechanismInfo& info, const Json& options,
                                                  const AttentionDims& dims)>
       construct;
-  std::shared_ptr<class Mechanism> Make(const Json& options, const AttentionDims& dims) const {
-    return construct(*this, options, dims);
-  }
+  // UsageError unless there are heads, they divide dim, and the options fit.
+  std::shared_ptr<class Mechanism> Make(const Json& options, const AttentionDims& dims) const;
   bool Supports(Form form) const;
   bool Fits(PositionKind kind) const;
   std::vector<std::string> PositionNames() const;  // of the kinds that fit
@@ -241,10 +242,12 @@ class Mechanism : public torch::nn::Module {
 
   // Bytes of the state after `tokens` tokens in each of `batch` rows, without running anything:
   // Compact(state).Bytes(). By default those of the empty state, which a bounded mechanism keeps;
-  // where decoding has a form of its own (Settled), the bytes of that. A
-  // cache may hold up to as much again as room to grow into (State::Bytes counts it), and rows that
-  // were padded or packed add what tells their tokens apart.
-  virtual int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
+  // where decoding has a form of its own (Settled), the bytes of that, unless the state is written
+  // once and only read then (`decodes` false, as in cross attention). A cache may hold up to as
+  // much again as room to grow into (State::Bytes counts it), and rows that were padded or packed
+  // add what tells their tokens apart.
+  virtual int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                             bool decodes) const;
   // The state without spare room: what a file of it holds. By default the state itself. Shares
   // memory.
   virtual State Compact(const State& state) const;
@@ -294,11 +297,13 @@ class Mechanism : public torch::nn::Module {
   // The weights of a mechanism that this one holds, with "name." before theirs.
   void AddWeightsOf(const std::string& name, const Mechanism& held);
 
- private:
-  // Error unless the tensors of tokens, of one side or of both, have the shapes that their
-  // projections declare, and the mask and the state (null: none) are of these tokens.
+  // Error unless the tensors of tokens, of one side or of both, are there, of one type and of the
+  // shapes that their projections declare, and the mask and the state (null: none) are of these
+  // tokens.
   void CheckTokens(const std::vector<at::Tensor>& x, std::optional<Side> side,
                    const ops::Mask& mask, const State* state) const;
+
+ private:
   at::Tensor EachDocument(const std::vector<at::Tensor>& x, const ops::Mask& mask);
   // Those of x that belong to tokens, of one side or of both, changed; the others as they are.
   template <class Change>
@@ -324,6 +329,9 @@ const MechanismInfo& FindMechanism(const std::string& name,
 
 // y [B,H,T,d] with zeros at padding and masked tokens.
 at::Tensor ZeroPadding(const at::Tensor& y, const ops::Mask& mask);
+
+// Error, which begins with `where`, unless the mask is one of [batch, length] tokens.
+void CheckMask(const std::string& where, const ops::Mask& mask, int64_t batch, int64_t length);
 
 // UsageError with the reason and what works instead, unless the mechanism has the form.
 void RequireForm(const MechanismInfo& info, Form form);

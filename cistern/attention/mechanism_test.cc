@@ -235,6 +235,13 @@ TEST(Registry, RefusesWithAReasonAndASuggestion) {
                    FindMechanism("softmax").Make(Json{{"slots", 3}}, dims);
                  }),
                  {"softmax", "slots"});
+  for (const auto& [dim, heads] :
+       std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {12, 0}, {12, -3}, {0, 3}, {12, 5}}) {
+    dims.dim = dim, dims.heads = heads;
+    for (const MechanismInfo* m : Mechanisms())
+      ExpectContains(text([&] { m->Make(m->cases[0], dims); }),
+                     {"[" + m->name + "]", StrCat("dim=", dim), StrCat("heads=", heads)});
+  }
   MechanismInfo info;
   info.name = "toy", info.forms = {Form::kCausal},
   info.refusals = {"cross: it has no keys; use softmax instead"};

@@ -29,6 +29,7 @@ class MemoryMechanism : public Mechanism {
   // packed rows and masked tokens (the layer has moved the real ones to the front) are an error.
   at::Tensor Pack(const std::vector<at::Tensor>& x, const ops::Mask& mask) {
     RequireNoneMasked(mask);
+    CheckTokens(x, Side::kKey, mask, nullptr);
     return DoPack(WithoutPadding(x, mask, Form::kBidirectional, Side::kKey), mask);
   }
   // What the tokens read in place of `packed` [B,M,D], heads merged, after its linear map: with
@@ -42,6 +43,7 @@ class MemoryMechanism : public Mechanism {
   at::Tensor Unpack(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& packed,
                     const ops::Mask& mask) {
     RequireNoneMasked(mask);
+    CheckTokens(x, Side::kQuery, mask, nullptr);
     return DoUnpack(WithoutPadding(x, mask, Form::kBidirectional, Side::kQuery),
                     InTypeOfTokens(packed, x), mask);
   }

@@ -62,7 +62,22 @@ State State::Detach() const {
   return Map(*this, [](const at::Tensor& t) { return t.detach(); });
 }
 State State::Reorder(const at::Tensor& rows) const {
-  return Map(*this, [&](const at::Tensor& t) { return t.index_select(0, rows.to(t.device())); });
+  const at::Tensor chosen = rows.to(at::kCPU, at::kLong).contiguous();
+  return Map(*this, [&](const at::Tensor& t) {
+    for (int64_t i = 0; i < chosen.numel(); ++i) {
+      const int64_t row = chosen.const_data_ptr<int64_t>()[i];
+      CISTERN_CHECK(row >= 0 && row < t.size(0), "[reorder] row ", row,
+                    " is not one of the state's ", t.size(0), "; rows are counted from 0");
+    }
+    return t.index_select(0, chosen.to(t.device()));
+  });
+}
+
+at::Tensor SumOf(const StateId& id, const State& first, const State& second) {
+  const at::Tensor &a = first[id], &b = second[id];
+  CISTERN_CHECK(a.sizes() == b.sizes(), "[merge] expected two states of one shape, got ", id.name,
+                " of ", a.sizes(), " and ", b.sizes());
+  return a + b;
 }
 
 }  // namespace cistern

@@ -36,4 +36,7 @@ struct State {
       const;  // rows [B'] int64: row i of the result is row rows[i] of this one (beam search)
 };
 
+// What a tensor adds up to over two states, for Mechanism::Merge. Error where its shapes differ.
+at::Tensor SumOf(const StateId& id, const State& first, const State& second);
+
 }  // namespace cistern

@@ -6,6 +6,7 @@
 
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
 #include "cistern/ops/impl.h"
 #include "cistern/ops/slot_decoding.h"
 
@@ -63,7 +64,7 @@ TEST(State, BytesAreKnownBeforeARun) {
       for (const int64_t batch : {1, 3}) {
         for (const int64_t tokens : {0, 1, 40, 200}) {
           const auto x = To(Inputs(m, batch, tokens), dtype);
-          const int64_t foretold = m.StateBytes(batch, tokens, at::TensorOptions(dtype));
+          const int64_t foretold = m.StateBytes(batch, tokens, at::TensorOptions(dtype), true);
           EXPECT_GT(foretold, 0) << what;
           State state;
           ExtendPieces(m, x, {0, tokens / 3, tokens}, {}, &state);
@@ -82,8 +83,9 @@ TEST(State, BytesAreKnownBeforeARun) {
         }
       }
     }
-    EXPECT_EQ(m.StateBytes(2, 1'000'000, at::kFloat) == m.StateBytes(2, 1'000, at::kFloat),
-              m.info().bounded)
+    EXPECT_EQ(
+        m.StateBytes(2, 1'000'000, at::kFloat, true) == m.StateBytes(2, 1'000, at::kFloat, true),
+        m.info().bounded)
         << what;
   });
 }
@@ -153,6 +155,9 @@ TEST(State, MergesAndCutsBackWhereItSaysSo) {
     if (m.info().merges) {
       State merged = m.Merge(first, second);
       ExpectClose(m.Extend(more, merged, {}), want, 1e-12, what + " merged");
+      const State row = second.Reorder(at::zeros({1}, at::kLong));
+      EXPECT_NE(Thrown([&] { m.Merge(first, row); }), "no error") << what;
+      EXPECT_NE(Thrown([&] { m.Merge(row, first); }), "no error") << what;
     } else {
       ExpectContains(Thrown([&] { m.Merge(first, second); }), {m.info().name, "do not merge"});
     }
@@ -165,7 +170,7 @@ TEST(State, MergesAndCutsBackWhereItSaysSo) {
     }
     m.Extend(more, state, {});
     m.Truncate(state, 8);
-    EXPECT_EQ(m.Compact(state).Bytes(), m.StateBytes(2, 8, x[0].options())) << what;
+    EXPECT_EQ(m.Compact(state).Bytes(), m.StateBytes(2, 8, x[0].options(), true)) << what;
     State fresh = after(0, 8);
     ExpectClose(m.Extend(more, state, {}), m.Extend(more, fresh, {}), 1e-13, what + " cut back");
     ExpectContains(Thrown([&] { m.Truncate(state, 12); }), {"[softmax]", "11 tokens", "12"});
@@ -387,10 +392,50 @@ TEST(State, TokensOfOtherRowsThanTheStatesAreRefused) {
       ExpectContains(Thrown([&] { m.Extend(one, state, {}); }),
                      {"[" + m.info().name + "]", "as many rows as the tokens have, 1"});
       if (m.info().Supports(Form::kCross))
-        ExpectContains(Thrown([&] { m.Write(one, state, {}); }), {"as many rows"});
+        for (const bool writes : {true, false}) {
+          Handles handles;
+          ExpectContains(Thrown([&] {
+                           writes ? m.Write(one, state, {})
+                                  : void(m.Attend(Form::kCross, one, &state, {}, handles));
+                         }),
+                         {"as many rows"});
+        }
       ExpectSameState(state, before, what + ": a refusal changes nothing");
     }
   });
+}
+
+TEST(State, TokensOfTwoTypesAreRefused) {
+  ForEachCase([](Mechanism& m, const std::string& what) {
+    at::NoGradGuard guard;
+    m.to(at::kFloat);
+    const auto x = To(Inputs(m, 2, 5), at::kFloat);
+    State state = m.EmptyState(2, x[0].options());
+    m.Extend(x, state, {});
+    const State before = state.Clone();
+    for (size_t i = 0; i < x.size(); ++i) {
+      auto y = x;
+      y[i] = x[i].to(at::kDouble);
+      const std::string wanted = "[" + m.info().name + "] expected ";
+      if (x.size() > 1)
+        ExpectContains(Thrown([&] { m.Extend(y, state, {}); }),
+                       {wanted + "tokens of one dtype", "Double", "Float"});
+      y[i] = at::Tensor();
+      ExpectContains(Thrown([&] { m.Extend(y, state, {}); }), {wanted, "undefined"});
+    }
+    ExpectSameState(state, before, what + ": a refusal changes nothing");
+  });
+}
+
+TEST(State, RowsThatItDoesNotHaveAreNamed) {
+  const State state = {{{"k", at::zeros({2, 3})}, {"valid", {}}}};
+  for (const int64_t row : {-1, 2}) {
+    ExpectContains(ErrorMessage([&] {
+                     state.Reorder(at::tensor({int64_t{0}, row}));
+                   }),
+                   {StrCat("row ", row), "state's 2"});
+  }
+  EXPECT_EQ(state.Reorder(at::tensor({1, 1, 0}, at::kInt))["k"].size(0), 3);
 }
 
 // The bytes of a state that decodes are as many for widths that are padded to the same.

@@ -24,4 +24,12 @@ at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& positions,
   return at::where(*mask.lengths > 0, positions.gather(1, last).squeeze(1) + 1, before);
 }
 
+at::Tensor TablePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask) {
+  const at::Tensor positions = PiecePositions(before, length, mask);
+  if (!mask.lengths || length == 0) return positions;
+  const at::Tensor last = (PositionsAfter(before, positions, mask) - 1).clamp_min(0),
+                   t = at::arange(length, before.options());
+  return at::where(t.unsqueeze(0) < mask.lengths->unsqueeze(1), positions, last.unsqueeze(1));
+}
+
 }  // namespace cistern

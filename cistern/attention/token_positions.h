@@ -10,6 +10,9 @@ namespace cistern {
 // [1,T]): position of each token, 0 at a document's first. Padding counts on.
 at::Tensor PiecePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask);
 
+// The same for a table of positions: padding has that of the last token before it, or 0.
+at::Tensor TablePositions(const at::Tensor& before, int64_t length, const ops::Mask& mask);
+
 // The count [B] after the piece: one past each row's last token, `before` where the row has none.
 at::Tensor PositionsAfter(const at::Tensor& before, const at::Tensor& positions,
                           const ops::Mask& mask);

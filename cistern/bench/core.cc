@@ -268,7 +268,7 @@ double Core::Bytes() const {
 
 int64_t Core::StateBytes() const {
   if (!case_.info->verbs) return 0;
-  return mechanism_->StateBytes(case_.batch, case_.length, x_[0].options());
+  return mechanism_->StateBytes(case_.batch, case_.length, x_[0].options(), true);
 }
 
 }  // namespace cistern::bench

@@ -3,6 +3,7 @@
 
 #include "cistern/base/parallel.h"
 #include "cistern/cli/bench_command.h"
+#include "cistern/cli/experiment.h"
 #include "cistern/kernels/isa.h"
 
 namespace cistern::cli {
@@ -75,7 +76,9 @@ bench::Sweep SweepOf(const SweepOptions& o) {
   if (!o.implementations.empty()) sweep.implementations.clear();
   for (const std::string& name : o.implementations)
     sweep.implementations.push_back(ops::ParseImpl(name));
-  bench::AddOptions(sweep, o.set);
+  std::vector<std::string> set;
+  for (const std::string& assignment : o.set) set.push_back(PlainAssignment(assignment));
+  bench::AddOptions(sweep, set);
   return sweep;
 }
 

@@ -341,11 +341,13 @@ TEST_F(CliTest, Generate) {
   EXPECT_NE(stats.err.find("state bytes"), std::string::npos) << stats;
 
   WriteFileAtomically(folder_ / "prompts.jsonl",
-                      "{\"prompt\": \"the book\", \"id\": 7}\n{\"prompt\": \"a sea\"}\n");
+                      "{\"prompt\": \"the book\", \"id\": 7}\n{\"prompt\": \"a sea\"}\n"
+                      "{\"prompt\": \"a sea\", \"id\": null}\n");
   const Outcome batch =
       Run({"generate", Trained(), "--prompts", folder_ / "prompts.jsonl", "--max-tokens", "4"});
   ASSERT_EQ(batch.code, 0) << batch;
   EXPECT_EQ(ParseJson(batch.out.substr(0, batch.out.find('\n')), "stdout")["id"], 7);
+  EXPECT_NE(batch.out.find("\"id\":null"), std::string::npos) << batch;
   Expect({"generate", Trained(), "--prompt-file", folder_ / "none.txt"}, 1, {"none.txt"});
   Expect({"generate", Trained(), "--prompt", "a", "--prompt-file", "b"}, 2, {"give one of"});
 }
@@ -381,6 +383,14 @@ TEST_F(CliTest, EvalByPositionEndsWithLearnedPositions) {
   ASSERT_EQ(o.code, 0) << o;
   ExpectContains(o.out,
                  {"trained on 16 tokens at a time\n", "the positions of the model end at 16"});
+  const Outcome most = Run({"eval", run, TrainedText(), "--by-position", "--max-tokens", "100000"});
+  EXPECT_EQ(most.out, o.out);
+  const Words stats = {"generate", run, "--prompt", "a", "-n", "2", "--stats"};
+  Expect(stats + Words{"--stats-at", "0"}, 2,
+         {"--stats-at 0", "positions of this model end at 16"});
+  const Outcome short_one = Run(stats);
+  ASSERT_EQ(short_one.code, 0) << short_one;
+  EXPECT_EQ(short_one.err.find("million"), std::string::npos) << short_one;
 }
 
 TEST_F(CliTest, ListOpsDataTrainAndEval) {

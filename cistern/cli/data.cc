@@ -1,5 +1,6 @@
 // cistern data: generates and inspects data sets.
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "cistern/base/error.h"
@@ -81,6 +82,9 @@ int RunPathfinder(const DataArguments& a) {
   if (a.images < 1 || a.images > 1 << 28)
     FailUsage("--images takes a number from 1 to ", 1 << 28, ", got ", a.images);
   const bool packed = a.out.ends_with(".pathfinder");
+  std::error_code ignored;
+  if (packed && std::filesystem::exists(a.out, ignored))
+    FailUsage(a.out, " is there already; name another file");
   {
     ProgressBar bar({a.images, "generate", "images"});
     const auto progress = [&](int64_t done, int64_t) { bar.Update(done); };
@@ -112,6 +116,8 @@ int RunText(const DataArguments& a) {
   }
   fields.Set("task.lm.text=" + a.text);
   fields.Set("task.lm.tokenizer=" + a.tokenizer);
+  if (a.vocab_size && a.tokenizer == "bytes")
+    FailUsage("--vocab-size has no effect with --tokenizer bytes; leave it out");
   if (a.vocab_size) fields.Set(StrCat("task.lm.vocab_size=", *a.vocab_size));
   fields.Set("task.lm.length=2");
   const auto task = options.Make();

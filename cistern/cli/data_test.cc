@@ -55,12 +55,21 @@ TEST_F(DataTest, SignalsEndAPathfinder) {
     EXPECT_FALSE(fs::exists(folder_ / "new"));
   }
   fs::create_directories(folder_ / "packed");
+  ExpectEnded(Words{"data", "pathfinder", packed} + images, SIGTERM,
+              [&] { return !fs::is_empty(folder_ / "packed"); });
+  EXPECT_TRUE(fs::is_empty(folder_ / "packed"));
+}
+
+TEST_F(DataTest, APackedFileIsNotWrittenOver) {
+  const std::string packed = folder_ / "a.pathfinder";
   WriteFileAtomically(packed, "earlier");
-  ExpectEnded(Words{"data", "pathfinder", packed} + images, SIGTERM, [&] {
-    return std::distance(fs::directory_iterator(folder_ / "packed"), fs::directory_iterator()) > 1;
-  });
-  EXPECT_EQ(Contents(folder_ / "packed"),
-            (std::map<std::string, std::string>{{packed, "earlier"}}));
+  Expect({"data", "pathfinder", packed, "--images", "1"}, 2, {packed + " is there already"});
+  EXPECT_EQ(ReadFile(packed), "earlier");
+}
+
+TEST_F(DataTest, BytesHaveNoVocabularyToLearn) {
+  Expect({"data", "text", "a.txt", "--tokenizer", "bytes", "--vocab-size", "300"}, 2,
+         {"--vocab-size has no effect with --tokenizer bytes"});
 }
 
 TEST_F(DataTest, SignalsEndListOpsAndText) {

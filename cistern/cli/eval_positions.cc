@@ -73,9 +73,10 @@ int EvaluatePositions(const EvalCommand& c, const RunFolder& run) {
   options.buckets = c.buckets;
   const StartingPoints start(*text, c.rows);
   const auto begun = int64_t(start.begins.size());
-  options.max_positions = c.max_tokens > 0 ? std::max<int64_t>(1, c.max_tokens / begun) : 0;
-  options.interrupt = &Interrupted();
   const int64_t limit = run.config.LengthLimit(Form::kCausal);
+  options.max_positions =
+      c.max_tokens > 0 ? std::clamp<int64_t>(c.max_tokens / begun, 1, limit) : 0;
+  options.interrupt = &Interrupted();
   ProgressBar bar(
       {.total = std::min(start.positions, limit), .label = "eval", .unit = "positions"});
   options.progress = [&](int64_t done, int64_t) { bar.Update(done); };

@@ -63,11 +63,8 @@ void ChooseModel(Experiment& experiment) {
   FailUsage("model.kind=", kind, " does not fit the task ", task.name, ", which trains ", fit);
 }
 
-// "key=value" of each "key = value".
 std::vector<std::string> Plain(std::vector<std::string> assignments) {
-  for (std::string& a : assignments) {
-    if (a.find('=') != a.npos) a = StrCat(AssignedKey(a), "=", AssignedValue(a));
-  }
+  for (std::string& a : assignments) a = PlainAssignment(a);
   return assignments;
 }
 
@@ -82,7 +79,7 @@ std::string Said(const Json& tree, const std::vector<std::string>& assignments,
     value = inner[key].get<std::string>();
   const std::string start = (table.empty() ? "" : table + ".") + key + "=";
   for (const std::string& a : assignments) {
-    if (a.starts_with(start)) value = a.substr(start.size());
+    if (a.starts_with(start)) value = key == "from" ? a.substr(start.size()) : AssignedValue(a);
   }
   return value;
 }
@@ -94,12 +91,13 @@ void DropIdleParts(ModelConfig& model, const std::function<bool(const std::strin
   const auto drop = [&](bool idle, const std::string& key, auto& value, const auto& usual) {
     if (idle && !said("model." + key)) value = usual;
   };
-  const bool linear = model.head == HeadKind::kLinear;
+  const bool linear = model.head == HeadKind::kLinear, output = model.info().predicts_tokens;
   drop(model.pooling != PoolingKind::kCls, "cls_place", model.cls_place, unset.cls_place);
   drop(linear, "head_dims", model.head_dims, unset.head_dims);
   drop(linear, "head_dropout", model.head_dropout, unset.head_dropout);
-  drop(model.tie_embeddings, "head_bias", model.head_bias, unset.head_bias);
-  drop(!model.tie_embeddings, "scale_logits", model.scale_logits, unset.scale_logits);
+  drop(!output, "tie_embeddings", model.tie_embeddings, unset.tie_embeddings);
+  drop(!output || model.tie_embeddings, "head_bias", model.head_bias, unset.head_bias);
+  drop(!output || !model.tie_embeddings, "scale_logits", model.scale_logits, unset.scale_logits);
 }
 
 void ReadTree(Experiment& experiment, Json tree, const std::string& where,
@@ -141,6 +139,7 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
     fields.Read(tree, where);
   }
   for (const std::string& a : assignments) fields.Set(TaskOptions::Grouped(a, kind));
+  ChooseModel(experiment);
   if (!from.empty()) {
     DropIdleParts(experiment.model, [&](const std::string& key) {
       const auto assigns = [&](const std::string& a) { return a.starts_with(key + "="); };
@@ -149,7 +148,6 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
              std::any_of(assignments.begin(), assignments.end(), assigns);
     });
   }
-  ChooseModel(experiment);
   of_file("published.", [&] { experiment.published.Validate(experiment.task.info()); });
 }
 
@@ -251,6 +249,14 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
   }
 }
 
+std::string PlainAssignment(const std::string& assignment) {
+  const size_t equals = assignment.find('=');
+  if (equals == assignment.npos) return assignment;
+  const bool spaced = equals > 0 && assignment[equals - 1] == ' ';
+  return StrCat(AssignedKey(assignment), "=",
+                spaced ? AssignedValue(assignment) : assignment.substr(equals + 1));
+}
+
 std::string AssignedValue(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == assignment.npos) return "";
@@ -345,6 +351,18 @@ std::string TaskOf(const Json& record) {
   return task.is_object() ? task.value("kind", std::string()) : "";
 }
 
+// UsageError where rows of the embedding would stand for something else here, whatever their
+// number.
+void RefuseOtherIds(const Json& data, const Json& record, const std::string& from) {
+  const auto ids = [](const Json& summary) {
+    return summary.is_object() ? summary.value("ids", std::string()) : std::string();
+  };
+  const std::string mine = ids(data), theirs = ids(record.value("data", Json()));
+  if (!mine.empty() && !theirs.empty() && mine != theirs)
+    FailUsage("the token ids of ", from, " are ", theirs, ", and here they are ", mine,
+              "; the two must read the same tokens");
+}
+
 // A note where the head that is taken was made for other classes, though as many: it is taken by
 // their order.
 std::string OtherClasses(const Json& data, const Json& record, const std::string& from) {
@@ -397,6 +415,22 @@ DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
                  Fixed(speed.bfloat16, 0), " in bfloat16")};
 }
 
+namespace {
+
+// Only what predicts tokens reads them; another kind does while it is trained on its inputs first.
+void RefuseIdleOutput(const ModelConfig& model) {
+  const ModelConfig unset;
+  const char* key = model.tie_embeddings != unset.tie_embeddings ? "tie_embeddings"
+                    : model.head_bias                            ? "head_bias"
+                    : model.scale_logits                         ? "scale_logits"
+                                                                 : nullptr;
+  if (key && !model.info().predicts_tokens)
+    FailUsage("model.", key, " has no effect on a model of kind ", model.kind,
+              ", which has no output over a vocabulary; leave it out");
+}
+
+}  // namespace
+
 Trained TrainExperiment(Experiment experiment, const std::string& folder, bool resume,
                         const std::shared_ptr<Processes>& processes) {
   experiment.model.Validate();
@@ -415,6 +449,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     if (!HoldsPretraining(folder)) Note(folder + " holds no checkpoint yet; the run starts again");
     resume = false;
   }
+  if (!resume && !pretrains) RefuseIdleOutput(experiment.model);
   Trained out;
   out.task = experiment.task.Make();
   if (resume) out.task->LoadAssets(folder);
@@ -422,6 +457,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   if (taking) TakeTokenizer(*out.task, experiment.from);
   out.task->Prepare();
   const Json data = out.task->DataSummary();
+  if (taking) RefuseOtherIds(data, RecordOf(experiment.from), experiment.from);
   if (data.contains("notes")) {
     for (const Json& note : data["notes"]) Note(note.get<std::string>());
   }

@@ -48,6 +48,8 @@ TEST_F(FromTest, WithoutTheRecordRowsAreNotReadOtherwise) {
   const std::string out = folder_ / "rows", lm = Copy("lm");
   ASSERT_EQ(Run(Classify(out)).code, 0);
   Expect({"predict", out + "/checkpoint-3", folder_ / "rows.tsv"}, 1, {"classify.json"});
+  Expect({"predict", out, folder_ / "rows.tsv", "--set", "task.header = maybe"}, 2,
+         {"task.classify.header", "yes"});
   for (const std::string& folder : {out, lm}) fs::remove(folder + "/experiment.json");
   for (const char* command : {"predict", "eval"})
     Expect({command, out, folder_ / "rows.tsv"}, 1, {out + " has no experiment.json", "copy"});
@@ -146,6 +148,23 @@ TEST_F(FromTest, AnotherPoolingTakesWhatFits) {
          2, {"cls_place"});
 }
 
+// What predicts no tokens reads no settings of an output over them, but while it learns to.
+TEST_F(FromTest, AnOutputOverTheVocabularyIsOfLanguageModels) {
+  const std::string first = folder_ / "first";
+  const Words rows = {"--data", folder_ / "rows.tsv", "--set", "model.dim=8",
+                      "--set",  "model.heads=2",      "--set", "model.attention=latte"},
+              own = {"--set", "model.tie_embeddings=false"};
+  Expect(Small(rows + own + Words{"--out", first}), 2,
+         {"model.tie_embeddings has no effect", "encoder_classifier", "leave it out"});
+  const Outcome o = Run(Small(rows + own + Words{"--out", first, "--pretrain", "masked"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const Words from = Small({"--data", folder_ / "rows.tsv", "--from", first});
+  Expect(from + own + Words{"--out", folder_ / "said"}, 2, {"model.tie_embeddings"});
+  const Outcome taken = Run(from + Words{"--out", folder_ / "taken"});
+  ASSERT_EQ(taken.code, 0) << taken;
+  EXPECT_EQ(ReadJsonFile(folder_ / "taken/config.json")["tie_embeddings"], true);
+}
+
 TEST_F(FromTest, MasksAreFilledIn) {
   WriteFileAtomically(folder_ / "gaps.txt", "line 4 of the <mask> tells\n");
   Outcome o = Run({"predict", folder_ / "mlm", folder_ / "gaps.txt", "--json"});
@@ -166,6 +185,20 @@ TEST_F(FromTest, MasksAreFilledIn) {
   o = Run({"verify", "--model", folder_ / "mlm"});
   EXPECT_EQ(o.code, 0) << o;
   ExpectContains(o.out, {"random ids", "ok    padding", "0 failed"});
+}
+
+// Embeddings of one shape, whose rows stand for something else.
+TEST_F(FromTest, OtherIdsAreRefused) {
+  const std::string plain = folder_ / "plain", shifted = folder_ / "shifted";
+  const Outcome o = Run(Small({"--data", folder_ / "rows.tsv", "--out", plain, "--set",
+                               "task.tokenizer=bytes", "--set", "task.pad_to=length"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const std::string file = folder_ / "shifted.toml";
+  WriteFileAtomically(file, StrCat("[task]\nkind = \"classify\"\ndata = \"", folder_ / "rows.tsv",
+                                   "\"\nbyte_ids = \"shifted\"\n[train]\nsteps = 1\n"));
+  Expect({"train", file, "--from", plain, "--out", shifted, "--threads", "1"}, 2,
+         {"the token ids of " + plain + " are bytes, and here they are bytes+1"});
+  EXPECT_FALSE(fs::exists(shifted));
 }
 
 }  // namespace

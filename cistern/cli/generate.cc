@@ -2,6 +2,7 @@
 #include <charconv>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 
 #include "cistern/base/error.h"
@@ -15,10 +16,13 @@
 namespace cistern::cli {
 namespace {
 
+constexpr int64_t kTimedTokens = 64;  // at each position of --stats
+constexpr int64_t kMillion = 1'000'000;
+
 // A prompt of a JSONL file, with what is handed through to its result.
 struct PromptLine {
   std::string text;
-  Json id;
+  std::optional<Json> id;
 };
 
 std::vector<PromptLine> ReadPrompts(const std::string& path) {
@@ -29,14 +33,16 @@ std::vector<PromptLine> ReadPrompts(const std::string& path) {
     CISTERN_CHECK(json.is_object() && json.contains("prompt"), where,
                   ": expected an object such as {\"prompt\": \"In the beginning\"}");
     PromptLine line;
+    Json id;
     try {
       Fields()
           .Add("prompt", &line.text, "the text to continue")
-          .Add("id", &line.id, "handed through")
+          .Add("id", &id, "handed through")
           .Read(json, where);
     } catch (const UsageError& e) {
       Fail(e.what());
     }
+    if (json.contains("id")) line.id = id;
     lines.push_back(std::move(line));
   });
   CISTERN_CHECK(
@@ -125,7 +131,7 @@ void RunPrompts(const GenerateCommand& c, Generator& generator, const Tokenizer&
       const PromptLine& line = lines[i % lines.size()];
       Json out = {{"index", i % lines.size()}};
       if (c.count > 1) out["sample"] = i / lines.size();
-      if (!line.id.is_null()) out["id"] = line.id;
+      if (line.id) out["id"] = *line.id;
       out.update(ResultJson(c, tokenizer, results[i - begin]));
       WriteOut(JsonLine(out) + "\n");
     }
@@ -203,11 +209,17 @@ int RunGenerate(const CLI::App& command, GenerateCommand c) {
   TextState text = c.load_state.empty() ? generator.Empty() : LoadOneText(c.load_state, lm);
   if (!c.save_state.empty()) CheckWritable(c.save_state);
   Stats stats;
-  stats.million_bytes = lm.model->StateBytes(1, 1'000'000);
+  const int64_t limit = lm.model->config().PositionLimit(Form::kCausal);
+  if (command.count("--stats-at") > 0 && !c.stats_at.empty() &&
+      c.stats_at.back() + kTimedTokens > limit)
+    FailUsage("--stats-at ", c.stats_at.back(), ": ", kTimedTokens,
+              " tokens are timed there, and the learned positions of this model end at ", limit);
+  if (limit >= kMillion) stats.million_bytes = lm.model->StateBytes(1, kMillion);
   // Measured first for --json, whose one object holds the figures.
   const bool one_object = c.common.json && !c.interactive;
   if (c.stats && one_object)
-    stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
+    stats.points =
+        MeasureDecoding(*lm.model, c.stats_at, kTimedTokens, &Interrupted(), c.options.sampler);
   bool complete = true;
   if (c.interactive) {
     const bool prompt = !c.prompt.empty() || !c.prompt_file.empty();
@@ -227,7 +239,8 @@ int RunGenerate(const CLI::App& command, GenerateCommand c) {
   }
   if (c.stats && !one_object) {
     if (!Interrupted())
-      stats.points = MeasureDecoding(*lm.model, c.stats_at, 64, &Interrupted(), c.options.sampler);
+      stats.points =
+          MeasureDecoding(*lm.model, c.stats_at, kTimedTokens, &Interrupted(), c.options.sampler);
     std::cerr << "\n" << stats.ToText();
   } else if (c.stats && (!c.prompts.empty() || c.count > 1)) {
     std::cerr << JsonLine(stats.ToJson()) << "\n";

@@ -2,6 +2,7 @@
 // The parts of `cistern generate`: its options (generate.cc), what it prints (generate_report.cc),
 // the interactive loop (interactive.cc).
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,7 +35,8 @@ std::string LogprobLines(const Tokenizer& tokenizer, const Generation& g);
 // --stats: totals of everything read and generated, and speed at chosen positions.
 struct Stats {
   GenerateStats sum;
-  int64_t million_bytes = 0;  // of one text's state after a million tokens, predicted
+  // Of one text's state after a million tokens, predicted; none where positions end before.
+  std::optional<int64_t> million_bytes;
   std::vector<DecodePoint> points;
 
   void Add(const GenerateStats& s);

@@ -78,8 +78,8 @@ Json Stats::ToJson() const {
               {"tokens", sum.tokens},
               {"tokens_per_second", Rate(sum.tokens, sum.seconds)},
               {"state_bytes", sum.state_bytes},
-              {"state_bytes_after_million_tokens", million_bytes},
               {"resident_bytes", ResidentBytes()}};
+  if (million_bytes) out["state_bytes_after_million_tokens"] = *million_bytes;
   for (const DecodePoint& p : points) {
     out["positions"].push_back({{"position", p.position},
                                 {"ms_per_token", p.milliseconds},
@@ -100,8 +100,10 @@ std::string Stats::ToText() const {
       Rate(sum.prompt_tokens, sum.prompt_seconds));
   add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens),
       Rate(sum.tokens, sum.seconds));
-  add("state       %10lld bytes   %10lld for one text of a million tokens\n",
-      static_cast<long long>(sum.state_bytes), static_cast<long long>(million_bytes));
+  add("state       %10lld bytes", static_cast<long long>(sum.state_bytes));
+  if (million_bytes)
+    add("   %10lld for one text of a million tokens", static_cast<long long>(*million_bytes));
+  out += '\n';
   add("memory      %10.1f MB resident\n", double(ResidentBytes()) / 1e6);
   if (points.empty()) return out;
   add("\n%10s %12s %12s %14s   (64 tokens each, one sequence)\n", "position", "ms/token",

@@ -130,8 +130,9 @@ void PrintState(const StatefulModel& model) {
     std::printf("\n  %-31s", name.c_str());
     for (const int64_t tokens : kStateTokens) {
       std::printf(" %14lld",
-                  static_cast<long long>(all ? model.StateBytes(1, tokens, tokens)
-                                             : layers[i]->StateBytes(1, tokens, model.options())));
+                  static_cast<long long>(
+                      all ? model.StateBytes(1, tokens, tokens)
+                          : layers[i]->StateBytes(1, tokens, model.options(), i < self)));
     }
   }
   std::printf("\n");

@@ -66,7 +66,8 @@ TEST_F(QuestionAnsweringCliTest, AnswersAreWholeCharacters) {
     rows += StrCat("řeka číslo ", i, " teče údolím\tkteré číslo?\t",
                    i % 3 == 0 ? "" : std::to_string(i), "\n");
   WriteFileAtomically(folder_ / "rows.tsv", rows);
-  const std::string run = Trained({"--set", "task.tokenizer=bytes"});
+  const std::string run =  // no vocabulary but the default
+      Trained({"--set", "task.tokenizer=bytes", "--set", "task.vocab_size=4096"});
   WriteFileAtomically(folder_ / "new.tsv",
                       "context\tquestion\nřeka číslo 7 teče údolím\tkteré číslo?\n");
   const Outcome o = Run({"predict", run, folder_ / "new.tsv"});

@@ -130,16 +130,31 @@ void CheckResumed(const Json& begun, const Json& now, const std::string& out) {
   }
 }
 
+// What is in the folder of the cells' experiments and is none of them; empty: nothing.
+std::string OtherExperiment(const Reproduction& r) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(r.out + "/experiments", error)) {
+    const auto of = [&](const ReproducedCell& cell) {  // or what a killed process left of it
+      return entry.path().string().starts_with(CellFile(r.out, cell));
+    };
+    if (std::none_of(r.cells.begin(), r.cells.end(), of))
+      return "experiments/" + entry.path().filename().string();
+  }
+  return "";
+}
+
 // UsageError where the folder has something else than what a reproduction leaves that was ended
 // before its record was written.
-void CheckReproductionFolder(const std::string& out) {
+void CheckReproductionFolder(const Reproduction& r) {
+  const std::string& out = r.out;
   std::error_code error, ignored;
   if (std::filesystem::exists(out + "/cost.json", ignored)) return;
   std::filesystem::directory_iterator entry(out, error), end;
   for (; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name != "lock" && name != "experiments" && !name.starts_with("cost.tmp-"))
-      FailUsage("--out ", out, " has files of something else in it (", name,
+    const std::string name = entry->path().filename().string(),
+                      other = name == "experiments" ? OtherExperiment(r) : name;
+    if (name != "lock" && !other.empty() && !name.starts_with("cost.tmp-"))
+      FailUsage("--out ", out, " has files of something else in it (", other,
                 "); name a new folder");
   }
 }
@@ -299,7 +314,7 @@ int RunReproduce(CLI::App& command, ReproduceArguments a) {
   if (begun) {
     CheckResumed(before, now, r.out);
   } else {
-    CheckReproductionFolder(r.out);
+    CheckReproductionFolder(r);
   }
   EnsureDirectory(r.out + "/experiments");
   const FileLock lock(r.out + "/lock", "the reproduction in " + r.out);

@@ -5,6 +5,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/terminal.h"
+#include "cistern/cli/experiment.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/io/atomic_file.h"
 #include "cistern/io/checked_json.h"
@@ -51,7 +52,7 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
     run.options.kind = "lm";
   }
   if (skip_bad_rows) run.options.SkipBadRows();
-  for (const std::string& assignment : set) run.options.SetOfUse(assignment);
+  for (const std::string& assignment : set) run.options.SetOfUse(PlainAssignment(assignment));
   run.task = run.options.Make();
   run.task->LoadAssets(folder);
   return run;

@@ -66,6 +66,8 @@ class PathfinderSet {
   virtual int64_t size() const = 0;  // images
   virtual int64_t side() const = 0;  // pixels
   virtual int Label(int64_t image) const = 0;
+  // Its place in the file or, empty images counted, in the metadata, from 1.
+  virtual int64_t Line(int64_t image) const { return image + 1; }
   // side^2 bytes to `out`; safe from any thread.
   virtual void Read(int64_t image, uint8_t* out) const = 0;
   virtual uint64_t Hash() const = 0;             // XXH64 of labels and pixels

@@ -149,6 +149,7 @@ class FolderSet : public PathfinderSet {
                     images[i].height, " x ", images[i].width, " pixels; expected ", side_, " x ",
                     side_, ", as the first image has");
       labels_.push_back(rows[i].label);
+      lines_.push_back(int64_t(i) + 1);
       pixels_.insert(pixels_.end(), images[i].pixels.begin(), images[i].pixels.end());
       images[i] = {};
     }
@@ -158,6 +159,7 @@ class FolderSet : public PathfinderSet {
   int64_t size() const override { return int64_t(labels_.size()); }
   int64_t side() const override { return side_; }
   int Label(int64_t image) const override { return labels_[size_t(image)]; }
+  int64_t Line(int64_t image) const override { return lines_[size_t(image)]; }
   void Read(int64_t image, uint8_t* out) const override {
     std::copy_n(pixels_.begin() + image * side_ * side_, side_ * side_, out);
   }
@@ -213,6 +215,7 @@ class FolderSet : public PathfinderSet {
 
   int64_t side_ = 0, skipped_ = 0;
   std::vector<uint8_t> labels_, pixels_;
+  std::vector<int64_t> lines_;
 };
 
 // Calls take(example, scene's label, image) in order, for images that all threads make.

@@ -18,7 +18,6 @@
 #include "cistern/io/byte_source.h"
 #include "cistern/io/folder_files.h"
 #include "cistern/io/read_at.h"
-#include "cistern/io/table_reader.h"
 
 namespace cistern {
 namespace fs = std::filesystem;
@@ -277,6 +276,7 @@ Documents ReadDocuments(const std::string& path, const DocumentOptions& options)
     ReadFolder(path, &builder, &out.notes);
   } else {
     TableOptions table_options;
+    table_options.header = options.header;
     table_options.skip_bad = options.skip_bad;
     TableReader table(path, table_options);
     const size_t column = table.Column(TextColumn(table, options.column));

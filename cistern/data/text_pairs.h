@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cistern/io/table_reader.h"
+
 namespace cistern {
 
 class TextPairs {
@@ -55,6 +57,7 @@ struct DocumentOptions {
   int64_t limit = 4000;
   int64_t least_bytes = 64;  // shorter ones are left out
   std::string column;        // of a table; empty: "text", or the only one
+  TableOptions::Header header = TableOptions::Header::kAuto;
   bool skip_bad = false;
 };
 

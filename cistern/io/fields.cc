@@ -336,7 +336,8 @@ void Fields::Set(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos) FailUsage(where, ": expected key=value, got '", assignment, "'");
   const std::string dotted = Trimmed(assignment.substr(0, equals));
-  const std::string text = Trimmed(assignment.substr(equals + 1));
+  const std::string raw = assignment.substr(equals + 1), text = Trimmed(raw);
+  const bool spaced = equals > 0 && assignment[equals - 1] == ' ';  // key = value
   if (!IsUtf8(assignment)) {  // it could not be written down as it is
     FailUsage(where, ": '", dotted, "' is ", JsonLine(text),
               "; expected UTF-8 (rename or link a path in another encoding)");
@@ -363,7 +364,9 @@ void Fields::Set(const std::string& assignment) {
                             }
                             return Json(text);
                           },
-                          [&](std::string*) { return Json(text); },
+                          [&](std::string*) {  // a path may begin or end with a blank
+                            return Json(spaced || !field->choices.empty() ? text : raw);
+                          },
                           [&](Texts*) { return CommaList(text, false); },
                           [&](Ints*) { return CommaList(text, true); },
                           [&](Json*) { return JsonOrWord(text, dotted); },

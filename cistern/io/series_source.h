@@ -44,8 +44,12 @@ struct SeriesFormat {
   std::vector<std::string> channels;  // of columns, in this order; empty: as the file has them
   TableOptions::Header header = TableOptions::Header::kAuto;
   // Names of a header's columns of values: with header=auto a line of numbers that lists them is
-  // one, as a file without labels has it.
+  // one, as a file without labels has it. Where a file of layout=rows names its columns, they are
+  // read in this order, then others behind them; Error where one of either is between them.
   std::vector<std::string> known_columns;
+  // Columns of a training table without names; 0: it had names. A file without labels, which are
+  // not needed, may have one fewer.
+  size_t unnamed_columns = 0;
   bool skip_bad = false;  // series, or rows of a table, that cannot be read are passed over
 };
 
@@ -73,12 +77,14 @@ class SeriesSource {
   const std::string& label_column() const { return label_column_; }
   // The columns of values of a table that names its columns.
   const std::vector<std::string>& value_columns() const { return value_columns_; }
-  int64_t skipped() const { return skipped_; }  // series, or rows of a table
-  int64_t missing() const { return missing_; }  // values
+  size_t unnamed_columns() const { return unnamed_columns_; }  // of a table that does not
+  int64_t skipped() const { return skipped_; }                 // series, or rows of a table
+  int64_t missing() const { return missing_; }                 // values
 
  protected:
   std::vector<std::string> channels_, classes_, notes_, value_columns_;
   std::string label_column_;
+  size_t unnamed_columns_ = 0;
   int64_t skipped_ = 0, missing_ = 0;
 };
 

@@ -144,9 +144,33 @@ TEST_F(SeriesSourceTest, RowsOfTables) {
   Says(Message("1,2,3\n", "bare.csv"), "task.label_column=1");
   format_.label_column = "1";
   Are(Read(File("7\t2\t3\n8\t4\t5\n", "bare.tsv"))[1].values, {4, 5});
+  Are(Read(File("1\t2\t3\n8\t4\t5\n", "bare.tsv"))[0].values, {2, 3});  // no header
   format_.label_column = "";
   Are(Read(File("{\"a\":1,\"class\":\"x\",\"b\":null,\"c\":2}\n", "rows.jsonl"))[0].values,
       {1, NAN, 2});
+}
+
+// Of a model: a file to predict has its columns, with names in any order.
+TEST_F(SeriesSourceTest, RowsOfAnotherTable) {
+  format_.need_labels = false;
+  format_.known_columns = {"t0", "t1", "t2"}, format_.label_column = "label";
+  Are(Read(File("t2,t0,t1\n3,1,2\n", "rows.csv"))[0].values, {1, 2, 3});
+  Are(Read(File("t1,label,t0\n2,a,1\n", "rows.csv"))[0].values, {1, 2});          // shorter
+  Are(Read(File("t1,t0,t2,t3\n2,1,3,4\n", "rows.csv"))[0].values, {1, 2, 3, 4});  // longer
+  Says(Message("id,t0,t1\n7,1,2\n", "rows.csv"), "the column 'id' was not in the training table");
+  Says(Message("t0,t2\n1,3\n", "rows.csv"), "there is no column 't1', a step of the training");
+  Says(Message("t0,t1,t3\n1,2,4\n", "rows.csv"), "there is no column 't2', a step of the");
+  // Without names they are told by their number.
+  format_.known_columns = {};
+  format_.unnamed_columns = 4, format_.label_column = "2";
+  Are(Read(File("1,9,2,3\n", "bare.csv"))[0].values, {1, 2, 3});
+  Are(Read(File("1,2,3\n", "bare.csv"))[0].values, {1, 2, 3});
+  Are(Read(File("a,label,b,c\n1,9,2,3\n", "named.csv"))[0].values, {1, 2, 3});
+  format_.ignore = {"3"};
+  Are(Read(File("1,2,3\n", "bare.csv"))[0].values, {1, 3});
+  Says(Message("1,2\n", "bare.csv"), "2 columns, and the training table, which names none, had 4");
+  format_.layout = SeriesFormat::Layout::kSteps, format_.channels = {"4"};
+  Are(Read(File("1,2,3\n", "bare.csv"))[0].values, {3});
 }
 
 // A row a step: columns are channels, in the order that was learned.

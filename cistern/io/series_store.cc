@@ -106,6 +106,7 @@ SeriesStore::SeriesStore(const std::string& path, const SeriesFormat& format,
   notes_ = source->notes();
   label_column_ = source->label_column();
   value_columns_ = source->value_columns();
+  unnamed_columns_ = source->unnamed_columns();
   skipped_ = source->skipped();
   missing_ = source->missing();
   hash_ = hash.Value(), exact_hash_ = exact.Value();

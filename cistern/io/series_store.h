@@ -64,6 +64,7 @@ class SeriesStore {
 
   const std::string& label_column() const { return label_column_; }
   const std::vector<std::string>& value_columns() const { return value_columns_; }
+  size_t unnamed_columns() const { return unnamed_columns_; }
   const std::vector<std::string>& notes() const { return notes_; }
   int64_t skipped() const { return skipped_; }
   int64_t missing() const { return missing_; }
@@ -79,6 +80,7 @@ class SeriesStore {
   std::vector<int64_t> begins_ = {0}, lines_;  // begins_: in steps
   std::vector<int32_t> codes_;
   std::vector<double> numbers_;
+  size_t unnamed_columns_ = 0;
   int64_t skipped_ = 0, missing_ = 0;
   uint64_t hash_ = 0, exact_hash_ = 0;
   std::unique_ptr<NpyFile> npy_;  // else values_

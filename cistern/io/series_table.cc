@@ -52,10 +52,19 @@ class TableSeries : public SeriesSource {
            {format.label_column, format.series_column, std::string("label"), std::string("class"),
             std::string("target"), std::string("category"), std::string("series"),
             std::string("series_id")}) {
-        if (!name.empty() && Listing(cells, name)) o.header = TableOptions::Header::kYes;
+        if (!name.empty() && !IsPlace(name, cells.size()) && Listing(cells, name))
+          o.header = TableOptions::Header::kYes;
       }
     }
     return o;
+  }
+
+  // Whether it is the number of a column, from 1, as a table without names has them.
+  static bool IsPlace(const std::string& name, size_t columns) {
+    for (size_t c = 1; c <= columns; ++c) {
+      if (name == std::to_string(c)) return true;
+    }
+    return false;
   }
 
   // Whether a line has these names in their order, as far as both go.
@@ -67,17 +76,62 @@ class TableSeries : public SeriesSource {
 
   // The column with one of the names; kNoColumn: there is none.
   size_t Named(const std::string& asked, std::initializer_list<const char*> names) const {
-    if (!asked.empty()) return table_.Column(asked);
-    const Names& columns = table_.columns();
+    if (!asked.empty()) return Column(asked);
     for (const char* name : names) {
-      const auto at = std::find(columns.begin(), columns.end(), name);
-      if (at != columns.end()) return size_t(at - columns.begin());
+      if (Listing(columns_, name)) return Column(name);
     }
     return kNoColumn;
   }
 
+  size_t Column(const std::string& name) const {
+    const auto at = std::find(columns_.begin(), columns_.end(), name);
+    return at == columns_.end() ? table_.Column(name) : size_t(at - columns_.begin());
+  }
+
+  // A model whose training table names no columns knows the label's by its place, which a file
+  // without labels lacks.
+  void NameColumns() {
+    columns_ = table_.columns();
+    const size_t here = columns_.size(), trained = format_.unnamed_columns;
+    if (!table_.has_names()) unnamed_columns_ = here;
+    if (trained == 0 || format_.label_column.empty()) return;
+    const bool lacks = !format_.need_labels && here + 1 == trained;
+    CISTERN_CHECK(format_.need_labels || lacks || here == trained, table_.path(), ": ", here,
+                  " columns, and the training table, which names none, had ", trained,
+                  " with the label's; give as many, or one fewer without labels (behind a series' "
+                  "end cells are empty)");
+    columns_.clear();
+    for (size_t c = 1; columns_.size() < here; ++c) {
+      const std::string place = std::to_string(c);
+      if (!lacks || place != format_.label_column) columns_.push_back(place);
+    }
+  }
+
+  // Of rows: the model's columns in its order, as far as the table goes, and steps behind them.
+  void TakeKnownColumns(const Names& found) {
+    const Names& known = format_.known_columns;
+    Names order, fresh;
+    for (const std::string& name : found) {
+      if (!Listing(known, name)) fresh.push_back(name);
+      CISTERN_CHECK(fresh.empty() || !Listing(known, name), table_.path(), ": the column '",
+                    fresh[0], "' was not in the training table, and stands before its column '",
+                    name, "'; leave it out, or put it last where it is a further step");
+    }
+    for (const std::string& name : known) {
+      if (Listing(found, name)) order.push_back(name);
+    }
+    order.insert(order.end(), fresh.begin(), fresh.end());
+    for (size_t i = 0; i < std::min(order.size(), known.size()); ++i)
+      CISTERN_CHECK(order[i] == known[i], table_.path(), ": there is no column '", known[i],
+                    "', a step of the training table with others behind it; add it (an empty cell "
+                    "is a missing value)");
+    values_.clear();
+    for (const std::string& name : order) values_.push_back(Column(name));
+  }
+
   void FindColumns() {
-    const Names &columns = table_.columns(), named = table_.NamedColumns();
+    NameColumns();
+    const Names &columns = columns_, named = table_.NamedColumns();
     const std::string& path = table_.path();
     const bool labels = format_.labels != SeriesFormat::Labels::kNone;
     if (labels && (format_.need_labels || Has(format_.label_column)))
@@ -93,14 +147,14 @@ class TableSeries : public SeriesSource {
     if (layout_ == Layout::kAuto)
       layout_ = series_ != kNoColumn || !labels ? Layout::kSteps : Layout::kRows;
     if (format_.channels.empty()) {  // of what is learned from, a name that is not there
-      for (const std::string& name : format_.ignore) table_.Column(name);
+      for (const std::string& name : format_.ignore) Column(name);
     }
     if (layout_ == Layout::kSteps && !format_.channels.empty()) {
       for (const std::string& name : format_.channels) {
         CISTERN_CHECK(Listing(columns, name), path, ": there is no column '", name,
                       "', a channel that the model was trained on; its columns are ",
                       Listed(columns));
-        values_.push_back(table_.Column(name));
+        values_.push_back(Column(name));
       }
       channels_ = format_.channels;
       return;
@@ -129,6 +183,8 @@ class TableSeries : public SeriesSource {
     for (const size_t c : values_) {
       if (table_.has_names()) value_columns_.push_back(columns[c]);
     }
+    if (layout_ == Layout::kRows && table_.has_names() && !format_.known_columns.empty())
+      TakeKnownColumns(value_columns_);
     if (values_.empty())
       FailUsage(path, ": no columns of values among ", Listed(named),
                 no_values.empty()
@@ -144,9 +200,7 @@ class TableSeries : public SeriesSource {
                               ": not read, for a label is no value; under another name it is"));
   }
 
-  bool Has(const std::string& column) const {
-    return !column.empty() && Listing(table_.columns(), column);
-  }
+  bool Has(const std::string& column) const { return !column.empty() && Listing(columns_, column); }
   static bool Listing(const Names& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   }
@@ -181,8 +235,8 @@ class TableSeries : public SeriesSource {
     for (size_t i = 0; i < count; ++i) {
       const std::string_view cell = TrimmedCell(cells_[columns[i]]);
       double value = 0;
-      CISTERN_CHECK(ParseSeriesValue(cell, true, &value), Where(), "column ",
-                    table_.columns()[columns[i]], " is '", cell.substr(0, 40),
+      CISTERN_CHECK(ParseSeriesValue(cell, true, &value), Where(), "column ", columns_[columns[i]],
+                    " is '", cell.substr(0, 40),
                     "', not a finite number; a column that is no value is named in task.ignore");
       missing += std::isnan(value);
       out->push_back(value);
@@ -265,7 +319,7 @@ class TableSeries : public SeriesSource {
   Layout layout_ = Layout::kRows;
   size_t label_ = kNoColumn, series_ = kNoColumn;
   std::vector<size_t> values_;  // columns
-  Names cells_;
+  Names columns_, cells_;
   bool ahead_ = true, ended_ = false, begun_ = false;
   int64_t bad_ = 0, line_ = 0;
   std::string name_, label_text_;

@@ -37,7 +37,6 @@ class TsReader : public SeriesSource {
  public:
   TsReader(const std::string& path, const SeriesFormat& format) : lines_(path), format_(format) {
     for (std::string line; !data_ && lines_.Next(&line);) {
-      if (lines_.number() == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
       const std::string_view text = TrimmedCell(line);
       if (text.empty() || text[0] == '#') continue;
       CISTERN_CHECK(text[0] == '@', Where(),

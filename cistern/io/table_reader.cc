@@ -20,6 +20,12 @@ bool IsNumber(const std::string& cell) {
   return *end == '\0';
 }
 
+// Whether a first line is of such a text: its mark, or the zeros of its letters.
+bool IsUtf16(std::string_view line) {
+  return line.starts_with("\xff\xfe") || line.starts_with("\xfe\xff") ||
+         line.find('\0') != line.npos;
+}
+
 // Whether a first line is a row, not a header. pandas leaves the name of its first column, the
 // index, empty.
 bool LooksLikeData(const std::vector<std::string>& cells) {
@@ -259,8 +265,9 @@ bool TableReader::NextLine(std::string* line) {
     int64_t empty = 0;
     for (;; ++empty) {
       if (!lines_.Next(line)) return false;
-      if (lines_.number() == 1 && line->starts_with("\xef\xbb\xbf"))
-        line->erase(0, 3);  // a byte order mark, which would hide a quote and belong to a cell
+      if (lines_.number() == 1 && IsUtf16(*line))
+        FailUsage(path(),
+                  " is UTF-16, by its mark or bytes of 0; convert it: iconv -f UTF-16 -t UTF-8");
       if (!line->empty()) break;
     }
     empty_ = columns_.size() == 1 && format_ != Format::kJsonl ? empty : 0;

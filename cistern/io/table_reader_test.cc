@@ -106,6 +106,18 @@ TEST(TableReader, Headers) {
   EXPECT_EQ(ReadAll(marked), (std::vector<Cells>{{"x", "1"}, {"\xef\xbb\xbfy", "2"}}));
 }
 
+TEST(TableReader, TextsInUtf16AreRefused) {
+  using namespace std::string_literals;
+  const TestFolder folder;
+  for (const std::string& start : {"\xff\xfe\x61\0"s, "\xfe\xff\0\x61"s, "a\0"s}) {
+    WriteText(folder / "u.tsv", start + "\n\0b\0\n"s);
+    EXPECT_NE(ErrorMessage([&] {
+                TableReader(folder / "u.tsv");
+              }).find("u.tsv is UTF-16, by its mark or bytes of 0; convert it: iconv"),
+              std::string::npos);
+  }
+}
+
 TEST(TableReader, LongLinesAcrossPieces) {
   const TestFolder folder;
   std::string text = "text\tlabel\n";

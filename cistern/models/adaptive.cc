@@ -133,9 +133,11 @@ AdaptiveEmbedding::AdaptiveEmbedding(const EmbeddingOptions& options, const Mode
 
 at::Tensor AdaptiveEmbedding::Forward(const at::Tensor& ids) const {
   if (!ids.is_meta() && ids.numel() > 0) {
-    const bool outside = ids.lt(0).logical_or(ids.ge(bands_.back().end)).any().item<bool>();
-    CISTERN_CHECK(!outside, "[embedding] a token id is outside of the vocabulary of ",
-                  bands_.back().end);
+    const int64_t vocabulary = bands_.back().end;
+    const at::Tensor outside = ids.masked_select(ids.lt(0).logical_or(ids.ge(vocabulary)));
+    CISTERN_CHECK(outside.numel() == 0, "[embedding] token id ", outside[0].item<int64_t>(),
+                  " is not within the vocabulary of ", vocabulary, "; ids are 0 to ",
+                  vocabulary - 1);
   }
   at::Tensor x;
   for (size_t i = 0; i < bands_.size(); ++i) {

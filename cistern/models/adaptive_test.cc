@@ -37,6 +37,20 @@ at::Tensor Words(int64_t batch, int64_t length) {
   return at::randint(0, kWords, {batch, length}, at::kLong);
 }
 
+// The maps of the bands round under autocast; the stream of tokens does not.
+TEST(Adaptive, TheStreamStaysFloatUnderAutocast) {
+  at::NoGradGuard guard;
+  for (const PositionKind positions : {PositionKind::kNone, PositionKind::kSinusoidalHalves}) {
+    ModelConfig config = Adaptive(true, true);
+    config.positions = positions;
+    const auto m = std::dynamic_pointer_cast<DecoderLm>(MakeModel(config, 1));
+    m->eval();
+    ModelState state = m->EmptyState(2);
+    const BFloat16Scope bfloat16(true, at::kCPU);
+    EXPECT_EQ(m->Hidden(Words(2, 9), state).scalar_type(), at::kFloat);
+  }
+}
+
 struct Band {
   int64_t begin, end, width;
 };
@@ -369,7 +383,7 @@ TEST(Adaptive, OptionsThatDoNotFit) {
   ExpectContains(ErrorMessage([&] {
                    m->Hidden(at::full({1, 2}, kWords, at::kLong), state);
                  }),
-                 {"[embedding]", "101"});
+                 {"[embedding] token id 101", "vocabulary of 101", "0 to 100"});
 }
 
 }  // namespace

@@ -322,9 +322,9 @@ int64_t FixedLength(const LayerStack& stack) {
   for (int64_t layer = 0; layer < stack.layers(); ++layer) {
     const std::string& name = stack.Mechanism(layer);
     for (const MechanismInfo* info : MechanismsOf(name)) {
-      if (!info->fixed_length) continue;
       const Json all = stack.Options(layer),
                  own = IsHeadGroups(name) ? all.value(info->name, Json::object()) : all;
+      if (!info->fixed_length && !(info->fixes_length && info->fixes_length(own))) continue;
       const int64_t length = own.value("length", int64_t{0});
       limit = std::min(limit, length > 0 ? length : stack.options().max_length);
     }
@@ -367,6 +367,9 @@ void ModelConfig::Validate() const {
     FailUsage("config version ", version, " is not known to this build, which reads versions 1 to ",
               kConfigVersion, version > kConfigVersion ? "; a newer cistern wrote it" : "");
   }
+  ModelConfig copy = *this;
+  Fields fields = copy.Describe();
+  fields.Read(fields.Write(), "model");  // the ranges of single fields
   if (qkv_dim == 0 && dim % heads != 0)
     FailUsage("dim=", dim, " is not divisible by heads=", heads);
   if (qkv_dim % heads != 0) FailUsage("qkv_dim=", qkv_dim, " is not divisible by heads=", heads);

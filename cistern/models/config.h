@@ -67,8 +67,8 @@ struct ModelConfig {
   std::map<std::string, Json> own = {};  // options that only one kind has, by kind
 
   Fields Describe();
-  // Checks what single fields cannot: divisibility, mechanisms, options; UsageError names the key.
-  // Call after reading.
+  // Checks the fields and what single ones cannot: divisibility, mechanisms, options; UsageError
+  // names the key.
   void Validate() const;
   const ModelInfo& info() const { return FindModel(kind); }
   LayerStack Stack(Form form) const { return {*this, form}; }

@@ -11,7 +11,7 @@ const ModelInfo& decoder_lm_model() {
     i.summary = "A causal language model: it predicts each token from those before it.";
     i.forms = {Form::kCausal};
     i.inputs = {"ids", "lengths?", "starts?", "valid?"};
-    i.extends = true;
+    i.extends = i.predicts_tokens = true;
     i.tables = [](const ModelConfig& c) {
       const StackOptions o = c.Stack(Form::kCausal).options();
       const double positions =

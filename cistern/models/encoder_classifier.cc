@@ -94,10 +94,16 @@ at::Tensor EncoderClassifier::Forward(const at::Tensor& input, const ops::Mask& 
   CISTERN_CHECK(input.dim() == (values_ ? 3 : 2), "[encoder_classifier] expected ",
                 values_ ? "values of shape [B,T,C]" : "ids of shape [B,T]", ", got ",
                 input.sizes());
-  return head_->Forward(rows_.Forward(Embedded(input), mask, positions));
+  at::Tensor x = input;
+  if (values_ && config_.padding != PaddingKind::kSeen && config_.padding != PaddingKind::kReads) {
+    CheckMask("[encoder_classifier]", mask, input.size(0), input.size(1));
+    x = ZerosAtPadding(input, mask);
+  }
+  return head_->Forward(rows_.Forward(Embedded(x), mask, positions));
 }
 
 at::Tensor EncoderClassifier::Logits(const NamedTensors& inputs) {
+  RequireKnown(inputs);
   return Forward(inputs[values_ ? "values" : "ids"], MaskOf(inputs), inputs.Find("positions"));
 }
 

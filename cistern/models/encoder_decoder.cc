@@ -15,7 +15,7 @@ const ModelInfo& encoder_decoder_model() {
         "target.";
     i.forms = {Form::kBidirectional, Form::kCausal, Form::kCross};
     i.inputs = {"source", "source_lengths?", "source_valid?", "ids", "lengths?", "valid?"};
-    i.extends = i.encodes = true;
+    i.extends = i.encodes = i.predicts_tokens = true;
     i.tables = [](const ModelConfig& c) {
       const bool share = OwnOptions<EncoderDecoder>(c).share_embeddings;
       const StackOptions encoder = c.Stack(Form::kBidirectional).options(),
@@ -83,7 +83,7 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const ops::Mask& giv
   CISTERN_CHECK(source.dim() == 2, "[encoder_decoder] expected source ids of shape [B,S], got ",
                 source.sizes());
   CISTERN_CHECK(!given.starts, "[encoder_decoder] a row has one source, without starts");
-  given.Check("[encoder_decoder source]", source.size(0), source.size(1));
+  CheckMask("[encoder_decoder source]", given, source.size(0), source.size(1));
   if (given.valid) {
     const ops::TokenMap front = encoder_->RealTokensFirst(given);
     return Encode(front.Move(source, 1), front.mask());

@@ -255,6 +255,16 @@ TEST(EncoderDecoder, StateBytesAreKnownBeforeARun) {
           << Name(config) << " " << source << " " << target;
     }
   }
+  // Decoding floats, the target's states have a form of their own; the source's are only read.
+  for (const char* mechanism : {"latte", "abc_mlp"}) {
+    ModelConfig config = Config(mechanism, mechanism);
+    config.dim = 64;
+    const auto m = std::dynamic_pointer_cast<EncoderDecoder>(MakeModel(config, 1));
+    m->eval();
+    ModelState state = m->Encode(Source(2, 9), {});
+    for (int i = 0; i < 3; ++i) m->Extend(Target(config, 2, 1), state);
+    EXPECT_EQ(m->Compact(state).Bytes(), m->StateBytes(2, 3, 9)) << mechanism;
+  }
   const auto bounded = Make<EncoderDecoder>(Config("latte", "latte"));
   EXPECT_EQ(bounded->StateBytes(1, 0, 0), bounded->StateBytes(1, 1'000'000, 1'000'000));
   const auto cross = Make<EncoderDecoder>(

@@ -70,8 +70,8 @@ at::Tensor Forecaster::Extend(const at::Tensor& values, ModelState& state, const
     const ops::TokenMap front = trunk_.RealTokensFirst(mask);
     return front.Back(Extend(front.Move(values, 1), state, front.mask()), 1);
   }
-  const at::Tensor x = values.to(values_->weight.scalar_type());
-  const at::Tensor positions = PiecePositions(state.positions, x.size(1), mask);
+  const at::Tensor x = ZerosAtPadding(values, mask).to(values_->weight.scalar_type());
+  const at::Tensor positions = TablePositions(state.positions, x.size(1), mask);
   const Stream stream = trunk_.Extend(trunk_.Enter(values_->Forward(x), mask, positions), state);
   state.positions = PositionsAfter(state.positions, positions, mask);
   const at::Tensor y = head_->Forward(trunk_.Norm(stream.x));
@@ -79,6 +79,7 @@ at::Tensor Forecaster::Extend(const at::Tensor& values, ModelState& state, const
 }
 
 at::Tensor Forecaster::Predict(const NamedTensors& inputs) {
+  RequireKnown(inputs);
   ModelState state = EmptyState(inputs["values"].size(0));
   return Extend(inputs["values"], state, MaskOf(inputs));
 }

@@ -39,6 +39,27 @@ TEST(Forecaster, SeesNothingOfTheFutureAndPiecesAreTheWhole) {
   }
 }
 
+TEST(Forecaster, PaddingHasNoPartWhateverItHolds) {
+  const auto model = testing::Make<Forecaster>(Config("latte"));
+  const at::Tensor values = at::randn({2, 9, 4}, at::kDouble),
+                   targets = at::randn({2, 9, 3}, at::kDouble);
+  const at::Tensor valid = at::ones({2, 9}, at::kBool);
+  valid[0].narrow(0, 5, 4).fill_(false);
+  targets[0].narrow(0, 5, 4).fill_(NAN);
+  for (const NamedTensor& mask :
+       {NamedTensor{"lengths", at::tensor({5, 9}, at::kLong)}, NamedTensor{"valid", valid}}) {
+    const auto gradients = [&](double held) {
+      at::Tensor x = values.clone();
+      x[0].narrow(0, 5, 4).fill_(held);
+      return testing::Gradients(
+          model->TrainingLoss({{"values", x}, {mask.name, mask.value}, {"targets", targets}}),
+          model->parameters());
+    };
+    const auto got = gradients(NAN), want = gradients(0);
+    for (size_t i = 0; i < got.size(); ++i) testing::ExpectSameBits(got[i], want[i], mask.name);
+  }
+}
+
 TEST(Forecaster, ResidualIsTheStepItself) {
   const auto model = testing::Make<Forecaster>(Config("latte")),
              plain = testing::Make<Forecaster>(Config("latte", false));

@@ -158,8 +158,18 @@ at::Tensor ClassifierHead::Forward(const at::Tensor& pooled) const {
 
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets,
                          double label_smoothing) {
-  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.reshape({-1}), {},
-                                at::Reduction::Mean, -100, label_smoothing);
+  const at::Tensor rows = logits.reshape({-1, logits.size(-1)}), of_rows = targets.reshape({-1});
+  int64_t reduction = at::Reduction::Mean;
+  if (!targets.is_meta()) {
+    const at::Tensor counted = of_rows.masked_select(of_rows.ne(-100));
+    const at::Tensor outside =
+        counted.masked_select(counted.lt(0).logical_or(counted.ge(rows.size(1))));
+    CISTERN_CHECK(outside.numel() == 0, "[loss] target ", outside[0].item<int64_t>(),
+                  " is not one of ", rows.size(1), " classes; they are 0 to ", rows.size(1) - 1,
+                  ", and -100 is left out");
+    if (counted.numel() == 0) reduction = at::Reduction::Sum;  // of none: 0, not 0/0
+  }
+  return at::cross_entropy_loss(rows, of_rows, {}, reduction, -100, label_smoothing);
 }
 
 }  // namespace cistern

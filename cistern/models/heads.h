@@ -86,7 +86,8 @@ class ClassifierHead : public torch::nn::Module {
   std::shared_ptr<Linear> head_;
 };
 
-// Mean cross-entropy in nats over targets != -100. logits [...,V], targets [...] int64.
+// Mean cross-entropy in nats over targets != -100, 0 where there are none. logits [...,V], targets
+// [...] int64; Error where one is not below V.
 at::Tensor NextTokenLoss(const at::Tensor& logits, const at::Tensor& targets,
                          double label_smoothing = 0);
 

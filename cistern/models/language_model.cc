@@ -22,6 +22,7 @@ at::Tensor LanguageModel::Extend(const at::Tensor& ids, ModelState& state, const
 }
 
 at::Tensor LanguageModel::HiddenOfRows(const NamedTensors& batch) {
+  RequireKnown(batch);
   const at::Tensor& ids = batch["ids"];
   ModelState state =
       info().encodes ? Encode(batch["source"], MaskOf(batch, "source_")) : EmptyState(ids.size(0));
@@ -47,7 +48,7 @@ at::Tensor LanguageModel::Run(const Trunk& trunk, const Embed& embed, const at::
     const ops::TokenMap front = trunk.RealTokensFirst(mask);
     return front.Back(Run(trunk, embed, front.Move(ids, 1), state, front.mask()), 1);
   }
-  const at::Tensor positions = PiecePositions(state.positions, ids.size(1), mask);
+  const at::Tensor positions = TablePositions(state.positions, ids.size(1), mask);
   const Stream stream = trunk.Extend(trunk.Enter(embed(ids), mask, positions), state);
   state.positions = PositionsAfter(state.positions, positions, mask);
   return trunk.Norm(stream.x);

@@ -14,6 +14,7 @@ const ModelInfo& masked_lm_model() {
     i.summary = "A bidirectional encoder that predicts the tokens that are hidden from it.";
     i.forms = {Form::kBidirectional};
     i.inputs = {"ids", "lengths?", "valid?"};
+    i.predicts_tokens = true;
     i.tables = [](const ModelConfig& c) {
       const StackOptions o = c.Stack(Form::kBidirectional).options();
       const bool transform = OwnOptions<MaskedLm>(c).transform;

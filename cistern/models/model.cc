@@ -1,9 +1,11 @@
 #include "cistern/models/model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
@@ -71,12 +73,18 @@ std::vector<std::string> ReadNames(const ModelInfo& info) {
 
 }  // namespace
 
-at::Tensor Model::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+void Model::RequireKnown(const NamedTensors& batch) const {
   const std::vector<std::string> names = ReadNames(info());
   for (const NamedTensor& t : batch.all()) {
     if (std::find(names.begin(), names.end(), t.name) == names.end())
       Fail("[", config_.kind, "] ", UnknownName("tensor", t.name, names));
   }
+}
+
+at::Tensor Model::TrainingLoss(const NamedTensors& batch, double label_smoothing) {
+  if (!(label_smoothing >= 0 && label_smoothing < 1))
+    FailUsage("label_smoothing must be at least 0 and below 1, got ", label_smoothing);
+  RequireKnown(batch);
   return DoTrainingLoss(batch, label_smoothing);
 }
 
@@ -90,10 +98,37 @@ NamedTensors Model::ReadOf(const NamedTensors& batch) const {
 
 namespace {
 
+// torch's default generator from a seed on while this lives, then as it was; one at a time.
+class DefaultGenerator {
+ public:
+  explicit DefaultGenerator(uint64_t seed)
+      : alone_(OneAtATime()), generator_(at::detail::getDefaultCPUGenerator()) {
+    const std::lock_guard lock(generator_.mutex());
+    before_ = generator_.get_state();
+    generator_.set_current_seed(seed);
+  }
+  ~DefaultGenerator() {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_state(before_);
+  }
+  DefaultGenerator(const DefaultGenerator&) = delete;
+  DefaultGenerator& operator=(const DefaultGenerator&) = delete;
+
+ private:
+  static std::mutex& OneAtATime() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  const std::lock_guard<std::mutex> alone_;
+  at::Generator generator_;
+  at::Tensor before_;
+};
+
 // With what its modules draw themselves.
 std::shared_ptr<Model> Made(const ModelConfig& config, uint64_t seed) {
   config.Validate();
-  at::manual_seed(seed);
+  const DefaultGenerator drawn_from(seed);
   std::shared_ptr<Model> model = config.info().make(config);
   if (ActiveDevice() != at::Device(at::kCPU)) model->to(ActiveDevice());
   return model;

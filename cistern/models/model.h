@@ -23,20 +23,24 @@ class Model : public torch::nn::Module {
 
   // The mean loss, in nats, of what the model makes of `batch`: the tensors that info().inputs
   // names and "targets", on the device of the parameters. Error where one is missing, or where
-  // there is another.
+  // there is another, UsageError where label_smoothing is not within [0, 1).
   at::Tensor TrainingLoss(const NamedTensors& batch, double label_smoothing = 0);
-  // Those of `batch` that TrainingLoss reads: a task has others beside them.
+  // Those of `batch` that the model knows: a task has others beside them.
   NamedTensors ReadOf(const NamedTensors& batch) const;
   // Why it refuses label_smoothing: "is for ..."; "" where it does not.
   virtual std::string WhyNoSmoothing() const { return ""; }
 
  protected:
+  // Error where the batch has a tensor that the model does not read; "targets" may be there.
+  void RequireKnown(const NamedTensors& batch) const;
   virtual at::Tensor DoTrainingLoss(const NamedTensors& batch, double label_smoothing) = 0;
 
   ModelConfig config_;
 };
 
-// On ActiveDevice. Random parameters are a function of the seed: the same in every build.
+// On ActiveDevice. Random parameters are a function of the seed: the same in every build. Threads
+// may make and load models at once. Both draw from torch's default generator and leave it as it
+// was; draws of other threads meanwhile mix with theirs.
 std::shared_ptr<Model> MakeModel(const ModelConfig& config, uint64_t seed);
 
 // A model folder: config.json and model.safetensors, both written atomically. Loading checks names,

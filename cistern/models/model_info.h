@@ -21,10 +21,11 @@ struct ModelInfo {
   // The tensors of a batch that Model::TrainingLoss reads besides "targets", by name; a name that
   // ends with "?" may be missing.
   std::vector<std::string> inputs;
-  bool extends = false;             // a LanguageModel: it extends a state
-  bool encodes = false;             // its state begins with a source (LanguageModel::Encode)
-  bool classifies = false;          // a Classifier, whose head has `pooling` and `head`
-  bool pad_row = false;             // row 0 of its embedding may stand for padding (InitOptions)
+  bool extends = false;          // a LanguageModel: it extends a state
+  bool encodes = false;          // its state begins with a source (LanguageModel::Encode)
+  bool classifies = false;       // a Classifier, whose head has `pooling` and `head`
+  bool predicts_tokens = false;  // has an OutputLayer, of tie_embeddings, head_bias, scale_logits
+  bool pad_row = false;          // row 0 of its embedding may stand for padding (InitOptions)
   std::function<Fields()> options;  // of its own, with their defaults; none: it has none
   // What only the kind knows: UsageError where the config does not fit. May be empty.
   std::function<void(const ModelConfig&)> check;

@@ -3,7 +3,9 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <thread>
 
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
@@ -11,7 +13,9 @@
 #include "cistern/io/json_text.h"
 #include "cistern/io/test_folder.h"
 #include "cistern/models/classifier.h"
+#include "cistern/models/forecaster.h"
 #include "cistern/models/language_model.h"
+#include "cistern/models/span_predictor.h"
 #include "cistern/tensors/device.h"
 #include "cistern/tensors/testing_device.h"
 
@@ -214,6 +218,22 @@ TEST(ModelConfig, ValuesAreOfTheKindThatReadsThem) {
   ExpectContains(ErrorMessage([&] { lm.Validate(); }), {"init.values_std", "decoder_lm"});
 }
 
+TEST(ModelConfig, ValuesOutOfRangeAreRefused) {
+  const auto expect = [](const std::string& key, auto change) {
+    ModelConfig c;
+    c.vocab_size = 9;
+    change(c);
+    ExpectContains(ErrorMessage([&] { c.Validate(); }), {"model: '" + key + "' is ", "expected"});
+  };
+  expect("heads", [](auto& c) { c.heads = 0; });
+  expect("layers", [](auto& c) { c.layers = -1; });
+  expect("ffn_dim", [](auto& c) { c.ffn_dim = -1; });
+  expect("dropout", [](auto& c) { c.dropout = -1; });
+  expect("init_std", [](auto& c) { c.init_std = NAN; });
+  expect("vocab_size", [](auto& c) { c.vocab_size = -9; });
+  expect("decoder.heads", [](auto& c) { c.decoder.heads = -1; });
+}
+
 TEST(ModelConfig, KeysOfOtherKindsAreRefused) {
   const auto message = [](const std::string& kind, auto change) {
     ModelConfig c;
@@ -235,6 +255,17 @@ TEST(ModelConfig, KeysOfOtherKindsAreRefused) {
     c.target_vocab_size = 99, c.own["encoder_decoder"] = Json{{"share_embeddings", false}};
   };
   EXPECT_EQ(message("encoder_decoder", translates), "no error");
+}
+
+TEST(ModelConfig, KnowsTheLengthThatAnOptionFixes) {
+  ModelConfig c;
+  c.kind = "encoder_classifier", c.vocab_size = 9, c.max_length = 12;
+  c.attention = {"shared_workspace", "softmax"};
+  EXPECT_GT(c.LengthLimit(Form::kBidirectional), 1'000'000);
+  c.attention_options["shared_workspace"]["gate_input"] = "flattened";
+  EXPECT_EQ(c.LengthLimit(Form::kBidirectional), 12);
+  c.Reach(Form::kBidirectional, 15, "a row");
+  EXPECT_EQ(c.LengthLimit(Form::kBidirectional), 15);
 }
 
 // ---- a training step of each kind
@@ -304,6 +335,71 @@ TEST(ModelKinds, RefuseTensorsThatTheyDoNotRead) {
     EXPECT_EQ(read.all().size(), batch.all().size()) << info->name;
     for (const NamedTensor& t : batch.all()) EXPECT_TRUE(read.Has(t.name)) << t.name;
   }
+}
+
+TEST(ModelKinds, RefuseSmoothingThatIsNoShare) {
+  for (const ModelInfo* info : Models()) {
+    const auto model = MakeModel(SmallOf(*info), 3);
+    for (const double share : {-0.1, 1.0, double(NAN)})
+      ExpectContains(ErrorMessage([&] { model->TrainingLoss(BatchOf(*info), share); }),
+                     {"label_smoothing", "below 1"});
+  }
+}
+
+at::Tensor Answer(Model& model, const NamedTensors& inputs) {
+  if (auto* m = dynamic_cast<Classifier*>(&model)) return m->Logits(inputs);
+  if (auto* m = dynamic_cast<SpanPredictor*>(&model)) return m->SpanLogits(inputs);
+  if (auto* m = dynamic_cast<Forecaster*>(&model)) return m->Predict(inputs);
+  if (auto* m = dynamic_cast<LanguageModel*>(&model)) return m->HiddenOfRows(inputs);
+  return {};  // a MaskedLm takes no batch
+}
+
+TEST(ModelKinds, AnswerNoTensorsThatTheyDoNotRead) {
+  for (const ModelInfo* info : Models()) {
+    const auto model = MakeModel(SmallOf(*info), 3);
+    NamedTensors batch = BatchOf(*info);
+    if (!Answer(*model, batch).defined()) continue;
+    batch.Set("length", at::ones({1}, at::kLong));
+    ExpectContains(ErrorMessage([&] { Answer(*model, batch); }),
+                   {info->name, "unknown tensor 'length'"});
+  }
+}
+
+at::Tensor WeightsOf(const Model& model) {
+  std::vector<at::Tensor> all;
+  for (const auto& p : model.parameters()) all.push_back(p.detach().flatten());
+  for (const auto& b : model.buffers()) all.push_back(b.flatten());
+  return at::cat(all);
+}
+
+TEST(MakeModel, ThreadsMakeTheWeightsOfTheirSeeds) {
+  ModelConfig config = SmallOf(FindModel("decoder_lm"));
+  config.attention = {"performer"};  // its matrices are of torch's generator
+  const auto weights = [&](size_t i) { return WeightsOf(*MakeModel(config, i)); };
+  std::vector<at::Tensor> alone, together(4);
+  for (size_t i = 0; i < together.size(); ++i) alone.push_back(weights(i));
+  for (int round = 0; round < 5; ++round) {
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < together.size(); ++i)
+      threads.emplace_back([&, i] { together[i] = weights(i); });
+    for (std::thread& t : threads) t.join();
+    for (size_t i = 0; i < together.size(); ++i) EXPECT_TRUE(at::equal(together[i], alone[i])) << i;
+  }
+}
+
+TEST(MakeModel, LeavesTorchsGeneratorAsItWas) {
+  ModelConfig config = SmallOf(FindModel("decoder_lm"));
+  const TestFolder folder;
+  SaveModel(*MakeModel(config, 1), folder.path());
+  at::manual_seed(7);
+  const at::Tensor first = at::randn({3}), want = at::randn({40});
+  at::manual_seed(7);
+  ExpectSameBits(at::randn({3}), first, "the same seed");
+  MakeModel(config, 1);
+  LoadModel(folder.path());
+  config.vocab_size = 0;
+  EXPECT_THROW(MakeModel(config, 1), UsageError);
+  ExpectSameBits(at::randn({40}), want, "goes on");
 }
 
 // A model and its states are made on the active device, all of them. (A whole step there cannot be

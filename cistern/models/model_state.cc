@@ -56,7 +56,7 @@ ModelState StatefulModel::EmptyStates(int64_t batch) const {
 int64_t StatefulModel::StateBytes(int64_t batch, int64_t tokens, int64_t source) const {
   int64_t bytes = batch * int64_t(sizeof(int64_t));  // positions
   for (size_t i = 0; i < state_layers_.size(); ++i)
-    bytes += state_layers_[i]->StateBytes(batch, i < self_ ? tokens : source, options());
+    bytes += state_layers_[i]->StateBytes(batch, i < self_ ? tokens : source, options(), i < self_);
   return bytes;
 }
 
@@ -85,7 +85,7 @@ void StatefulModel::Truncate(ModelState& state, int64_t count) const {
   for (size_t i = 0; i < self_; ++i) {
     const AttentionLayer& layer = *state_layers_[i];
     plain = plain && layer.mechanism().Compact(state.layers[i]).Bytes() ==
-                         layer.StateBytes(batch, tokens, options());
+                         layer.StateBytes(batch, tokens, options(), true);
   }
   CISTERN_CHECK(plain, "[", kind,
                 "] a state of rows that were padded or packed cannot be cut back; keep a Clone of "
@@ -107,7 +107,7 @@ void StatefulModel::CheckPiece(const ModelState& state, int64_t batch, int64_t l
   CheckLayers(state);
   CISTERN_CHECK(state.positions.size(0) == batch, "[", config_.kind, "] the state has ",
                 state.positions.size(0), " rows, the tokens have ", batch);
-  if (mask) mask.Check(StrCat("[", config_.kind, "]").c_str(), batch, length);
+  if (mask) CheckMask(StrCat("[", config_.kind, "]"), mask, batch, length);
 }
 
 at::Tensor ExtendInPieces(StatefulModel& model, const at::Tensor& tokens,

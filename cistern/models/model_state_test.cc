@@ -69,6 +69,29 @@ void ExpectSame(const ModelState& got, const ModelState& want, const std::string
   }
 }
 
+// A row that is shorter than the others of its piece needs no positions beyond its own tokens.
+TEST(ModelState, PaddingNeedsNoLearnedPositions) {
+  at::NoGradGuard guard;
+  ModelConfig config = Config({"latte", "softmax"});
+  config.positions = PositionKind::kLearned, config.max_length = 16;
+  const auto m = Make(config, at::kDouble);
+  const auto lengths = [](int64_t a, int64_t b) { return at::tensor({a, b}, at::kLong); };
+  const at::Tensor first = Ids(2, 14), second = Ids(2, 10);
+  ModelState state = m->EmptyState(2);
+  m->Extend(first, state, {lengths(14, 1), {}});
+  const at::Tensor y = m->Extend(second, state, {lengths(2, 10), {}});
+  EXPECT_TRUE(at::equal(state.positions, lengths(16, 11)));
+  const at::Tensor one =
+                       at::cat({first.narrow(0, 0, 1), second.narrow(0, 0, 1).narrow(1, 0, 2)}, 1),
+                   other =
+                       at::cat({first.narrow(0, 1, 1).narrow(1, 0, 1), second.narrow(0, 1, 1)}, 1);
+  ModelState alone = m->EmptyState(1), beside = m->EmptyState(1);
+  ExpectClose(y.narrow(0, 0, 1).narrow(1, 0, 2), m->Extend(one, alone).narrow(1, 14, 2), 1e-12, "");
+  ExpectClose(y.narrow(0, 1, 1), m->Extend(other, beside).narrow(1, 1, 10), 1e-12, "");
+  m->Extend(Ids(2, 1), state, {lengths(0, 1), {}});  // the first row is full
+  EXPECT_TRUE(at::equal(state.positions, lengths(16, 12)));
+}
+
 TEST(ModelState, BytesAreKnownBeforeARun) {
   at::NoGradGuard guard;
   for (const ModelConfig& config : Configs()) {
@@ -193,6 +216,41 @@ TEST(ModelState, ItIsCutBackWhereEveryLayerCan) {
   ModelState last = convolved->EmptyState(1);
   convolved->Extend(Ids(1, 6), last);
   ExpectContains(Thrown([&] { convolved->Truncate(last, 3); }), {"layer 0", "conv=3"});
+}
+
+TEST(ModelState, ATokenBeyondTheLastPositionChangesNothing) {
+  at::NoGradGuard guard;
+  for (const auto& attention :
+       std::vector<std::vector<std::string>>{{"latte", "linformer"},
+                                             {"softmax", "linformer"},
+                                             {"softmax", "softmax:1+linformer:1"}}) {
+    ModelConfig config = Config(attention);
+    config.max_length = 16, config.conv = 3;
+    config.attention_options["latte"] = {{"latents", 4}};
+    const auto m = Make(config, at::kDouble);
+    const at::Tensor ids = Ids(2, 19);
+    ModelState state = m->EmptyState(2);
+    m->Extend(ids.narrow(1, 0, 10), state);
+    const ModelState before = state.Clone();
+    ExpectContains(ErrorMessage([&] { m->Extend(ids.narrow(1, 10, 9), state); }),
+                   {"linformer", "] position 18 is beyond max_length=16"});
+    ExpectSame(state, before, config.Summary());
+    m->Extend(ids.narrow(1, 10, 9), state, {Lengths({6, 2}), {}});  // padding may lie beyond
+  }
+}
+
+TEST(ModelState, MasksAndRowsOfOthersAreNamed) {
+  at::NoGradGuard guard;
+  const auto m = Make(Config({"latte"}));
+  ModelState state = m->EmptyState(2);
+  ExpectContains(ErrorMessage([&] {
+                   m->Extend(Ids(2, 8), state, {Lengths({3, 9}), {}});
+                 }),
+                 {"[decoder_lm] lengths[1] = 9", "0..T = 8"});
+  ExpectContains(ErrorMessage([&] {
+                   state.Reorder(at::tensor({0, 2}, at::kLong));
+                 }),
+                 {"row 2", "state's 2"});
 }
 
 TEST(ModelState, PiecesOfOtherRowsAreRefused) {

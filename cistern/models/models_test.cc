@@ -1,4 +1,5 @@
 #include <array>
+#include <cmath>
 
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
@@ -244,6 +245,48 @@ TEST(DecoderLm, LossIgnoresMinus100) {
                             log_p.index({1, 0, 0}) + log_p.index({1, 1, 2})) /
                           4;
   ExpectClose(NextTokenLoss(logits, targets), want, 1e-14, "loss");
+}
+
+TEST(DecoderLm, TheLossOfNoTargetIsZero) {
+  const auto m = Make<DecoderLm>(SmallLm());
+  const at::Tensor none = at::full({2, 3}, -100, at::kLong), logits = Leaf(Normal({2, 3, 23}));
+  for (const double smoothing : {0.0, 0.1}) {
+    const at::Tensor loss = NextTokenLoss(logits, none, smoothing);
+    EXPECT_EQ(loss.item<double>(), 0);
+    EXPECT_TRUE(Gradients(loss, {logits})[0].eq(0).all().item<bool>());
+    EXPECT_EQ(m->Loss(Normal({2, 3, 12}), none, smoothing).item<double>(), 0);
+  }
+  EXPECT_EQ(NextTokenLoss(Normal({0, 3}), at::empty({0}, at::kLong)).item<double>(), 0);
+}
+
+TEST(EncoderClassifier, NamesTheTargetThatIsNoClass) {
+  ModelConfig c = SmallLm({"softmax"});
+  c.kind = "encoder_classifier", c.classes = 3;
+  const auto m = Make<EncoderClassifier>(c);
+  for (const int64_t target : {3, -1}) {
+    const NamedTensors batch = {{"ids", Ids(2, 4)},
+                                {"lengths", Lengths({4, 2})},
+                                {"targets", at::tensor({int64_t{0}, target})}};
+    ExpectContains(ErrorMessage([&] { m->TrainingLoss(batch); }),
+                   {StrCat("target ", target), "3 classes", "0 to 2"});
+  }
+}
+
+TEST(EncoderClassifier, PaddingOfValuesHasNoPartWhateverItHolds) {
+  for (const PaddingKind padding : {PaddingKind::kMasked, PaddingKind::kZeros}) {
+    ModelConfig c = SmallLm({"latte"});
+    c.kind = "encoder_classifier", c.classes = 3, c.vocab_size = 0, c.padding = padding;
+    c.own["encoder_classifier"] = Json{{"input", "values"}, {"channels", 2}};
+    const auto m = Make<EncoderClassifier>(c);
+    const at::Tensor values = Normal({2, 6, 2}), lengths = Lengths({6, 4});
+    const auto gradients = [&](double held) {
+      at::Tensor x = values.clone();
+      x[1].narrow(0, 4, 2).fill_(held);
+      return Gradients(m->Forward(x, lengths).square().sum(), m->parameters());
+    };
+    const auto got = gradients(NAN), want = gradients(0);
+    for (size_t i = 0; i < got.size(); ++i) ExpectSameBits(got[i], want[i], "gradient");
+  }
 }
 
 TEST(EncoderClassifier, PaddingChangesNothingAndRowsAreAlone) {

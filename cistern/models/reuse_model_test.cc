@@ -314,6 +314,15 @@ TEST(ReuseModel, KeysAreCachedOnlyWhereTheyAreComputed) {
   EXPECT_EQ(skipping->StateBytes(2, 40), 2 * (40 * kModel * 4 * 4 + 3 * 8));
 }
 
+TEST(ReuseModel, DecodesABatchOfNoRows) {
+  at::NoGradGuard guard;
+  const auto m = Make<DecoderLm>(Config({{"heads", 3}, {"placement", "partial"}}));
+  ModelState state = m->EmptyState(0);
+  EXPECT_EQ(m->Extend(Ids(0, 5), state).sizes(), at::IntArrayRef({0, 5, kVocab}));
+  for (int i = 0; i < 100; ++i) m->Extend(Ids(0, 1), state);
+  EXPECT_EQ(state.layers[0]["v"].sizes(), at::IntArrayRef({0, 4, 105, kHeadWidth}));
+}
+
 TEST(ReuseModel, StatesAreValues) {
   for (const ModelConfig& config : Configs()) {
     const auto m = Make<DecoderLm>(config);

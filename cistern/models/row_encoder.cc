@@ -11,7 +11,7 @@ at::Tensor RowEncoder::Forward(const at::Tensor& embedded, const ops::Mask& mask
   const char* what = "[rows to classify]";
   CISTERN_CHECK(embedded.dim() == 3 && mask.lengths && !mask.starts, what,
                 " expected one document a row, with lengths");
-  mask.Check(what, embedded.size(0), embedded.size(1));
+  CheckMask(what, mask, embedded.size(0), embedded.size(1));
   if (mask.valid) {
     const ops::TokenMap front = trunk_.RealTokensFirst(mask);
     return Forward(front.Move(embedded, 1), front.mask(), front.Move(positions, 1));

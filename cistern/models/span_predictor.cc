@@ -51,6 +51,7 @@ at::Tensor SpanPredictor::Logits(const at::Tensor& hidden) const {
 }
 
 at::Tensor SpanPredictor::SpanLogits(const NamedTensors& inputs) {
+  RequireKnown(inputs);
   const ops::Mask mask = MaskOf(inputs);
   const at::Tensor& ids = inputs["ids"];
   const at::Tensor logits = Logits(Hidden(ids, mask));

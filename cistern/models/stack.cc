@@ -270,11 +270,17 @@ void LayerStack::Validate() const {
               options_.qkv_dim, " is not divisible by ", Key("heads", group.heads > 0), "=",
               options_.heads);
   }
+  const PositionKind positions = *options_.positions;
+  if ((positions == PositionKind::kSinusoidal || positions == PositionKind::kSinusoidalHalves) &&
+      form_ != Form::kCross && options_.dim % 2 != 0)
+    FailUsage("positions=", NameOf(positions, PositionKinds()), " needs an even dim, got ",
+              Key("dim", config_.Group(form_).dim > 0), "=", options_.dim);
   ValidateOptions();
   ValidateScores();
   // Form, positions, convolution and sizes of every mechanism in use.
   for (int64_t layer = 0; layer < layers(); ++layer) {
-    if (layer == 0 || !Alike(layer, layer - 1)) MakeMechanism(Attention(layer));
+    if (layer == 0 || layer + 1 == layers() || !Alike(layer, layer - 1))
+      MakeMechanism(Attention(layer));
   }
   ValidateMemory();
   if (form_ == Form::kCross) ValidateSourceMemory();

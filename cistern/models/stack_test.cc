@@ -173,6 +173,17 @@ TEST(Groups, WhatDoesNotFitIsRefused) {
   };
   EXPECT_EQ(error({}), "no error");
   EXPECT_EQ(error({}, false), "no error");
+  // What only the making of the model used to find.
+  ExpectContains(error({"positions=sinusoidal", "dim=33", "heads=1"}, false),
+                 {"positions=sinusoidal", "even dim", "dim=33"});
+  ExpectContains(error({"attention=rfa", "layers=3", "attention_options.rfa.bank=4",
+                        "attention_options.rfa.draws=model", "dim=16", "heads=4"},
+                       false),
+                 {"bank=4", "draws=model"});
+  ExpectContains(error({"attention=linformer:1+window:1", "dim=16", "heads=2",
+                        "attention_options.linformer.normalise=true"},
+                       false),
+                 {"linformer:1+window:1", "length one"});
   ExpectContains(error({"encoder.attention=latte"}, false),
                  {"decoder_lm", "no encoder", "encoder.attention"});
   for (const char* said : {"cross.attention=latte", "cross.attention=softmax", "cross.heads=2",

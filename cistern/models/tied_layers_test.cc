@@ -106,7 +106,7 @@ TEST(TiedLayers, RefuseWithAReason) {
   EXPECT_EQ(message({"latte"}, {0, 1, 0, 1}), "no error");
   ExpectContains(message({"latte"}, {1, 1}), {"layer 0", "parameters of layer 1", "earlier layer"});
   ExpectContains(message({"latte"}, {0, 0, 1}), {"layer 2", "layer 1", "with its own"});
-  ExpectContains(message({"latte"}, {0, -1}), {"layer 1", "layer -1"});
+  ExpectContains(message({"latte"}, {0, -1}), {"'tied_layers' is -1"});
   ExpectContains(message({"latte", "softmax"}, {0, 0}),
                  {"layer 1 (softmax)", "layer 0 (latte)", "one mechanism"});
   ExpectContains(message({"performer"}, {0, 0}), {"performer", "redraw=0"});

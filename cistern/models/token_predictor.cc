@@ -19,6 +19,7 @@ void TokenPredictor::CheckInputs(const at::Tensor& ids, const ops::Mask& mask) c
   CISTERN_CHECK(ids.dim() == 2, "[", info().name, "] expected ids of shape [B,T], got ", ids.dim(),
                 " dimensions");
   CISTERN_CHECK(!mask.starts, "[", info().name, "] a row is one document, without starts");
+  CheckMask(StrCat("[", info().name, "]"), mask, ids.size(0), ids.size(1));
 }
 
 }  // namespace cistern

@@ -19,7 +19,7 @@ class TokenPredictor : public Model {
  protected:
   // UsageError where a layer leaves latents in place of the tokens.
   static void CheckTokens(const ModelConfig& config);
-  // Error unless ids are [B,T] and the mask is without starts.
+  // Error unless ids are [B,T] and the mask is one of theirs, without starts.
   void CheckInputs(const at::Tensor& ids, const ops::Mask& mask) const;
 };
 

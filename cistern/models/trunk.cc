@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/TensorSubclassLikeUtils.h>
+#include <ATen/autocast_mode.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cistern/attention/token_positions.h"
 #include "cistern/base/error.h"
@@ -52,6 +55,7 @@ Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int
     : owner_(&owner),
       layer_drop_(config.layer_drop),
       extra_(extra),
+      length_limit_(config.LengthLimit(form)),
       padding_(config.padding),
       cls_place_(config.cls_place) {
   const LayerStack stack = config.Stack(form);
@@ -104,14 +108,22 @@ std::string Trunk::SeesPadding() const {
 
 at::Tensor Trunk::Embeddings(const at::Tensor& embedded, const ops::Mask& mask) const {
   at::Tensor x = embedded;
-  if (padding_ == PaddingKind::kZeros) {
-    const at::Tensor pad = mask.Padding(x.size(1));
-    if (pad.defined()) x = x.masked_fill(pad.unsqueeze(-1), 0.0);
-  }
+  if (padding_ == PaddingKind::kZeros) x = ZerosAtPadding(x, mask);
   if (scale_ == 1) return x;
   if (extra_ == 0) return x * scale_;
   return at::cat({x.narrow(1, 0, extra_), x.narrow(1, extra_, x.size(1) - extra_) * scale_}, 1);
 }
+
+namespace {
+
+// A map that makes the embeddings rounds them under autocast; the stream is in full precision.
+at::Tensor Wide(const at::Tensor& x) {
+  const bool rounded = at::autocast::is_autocast_enabled(x.device().type()) &&
+                       (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+  return rounded ? x.to(at::kFloat) : x;
+}
+
+}  // namespace
 
 Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
                     const at::Tensor& positions) const {
@@ -119,7 +131,7 @@ Stream Trunk::Enter(const at::Tensor& embedded, const ops::Mask& mask,
   stream.positions = positions;
   stream.padding_reads = padding_ == PaddingKind::kReads;
   if (padding_ == PaddingKind::kMasked || padding_ == PaddingKind::kReads) stream.mask = mask;
-  const at::Tensor x = Embeddings(embedded, mask);
+  const at::Tensor x = Embeddings(Wide(embedded), mask);
   if (extra_ > 0 && cls_place_ == ClsPlace::kAfter) {
     const int64_t tokens = x.size(1) - extra_;
     const at::Tensor places = positions.narrow(1, extra_, tokens) - extra_;
@@ -151,7 +163,23 @@ Stream Trunk::Bidirectional(Stream stream) const {
   return stream;
 }
 
+void Trunk::CheckReach(const at::Tensor& positions) const {
+  if (length_limit_ == std::numeric_limits<int64_t>::max() || positions.numel() == 0 ||
+      positions.is_meta())
+    return;
+  const int64_t last = positions.max().item<int64_t>();
+  if (last < length_limit_) return;
+  const auto block = std::find_if(blocks_.begin(), blocks_.end(), [](const auto& b) {
+    return b->attention().attends() && b->attention().mechanism().info().fixed_length;
+  });
+  Fail("[", block == blocks_.end() ? "model" : (*block)->attention().mechanism().info().name,
+       "] position ", last, " is beyond max_length=", length_limit_,
+       " (or its option length): each position has weights of its own; make the model with a "
+       "larger one, or use abc_mlp, whose weights come from the token");
+}
+
 Stream Trunk::Extend(Stream stream, ModelState& state) const {
+  CheckReach(stream.positions);
   const size_t count = blocks_.size();
   const std::vector<bool> left_out = LeftOut();
   for (size_t i = 0; i < count; ++i) {
@@ -169,6 +197,11 @@ ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix) {
   };
   set("lengths", &mask.lengths), set("starts", &mask.starts), set("valid", &mask.valid);
   return mask;
+}
+
+at::Tensor ZerosAtPadding(const at::Tensor& x, const ops::Mask& mask) {
+  const at::Tensor pad = mask.Padding(x.size(1));
+  return pad.defined() ? x.masked_fill(pad.unsqueeze(-1), 0.0) : x;
 }
 
 at::Tensor EmbedIds(const at::Tensor& table, const at::Tensor& ids, int64_t pad_row) {

@@ -41,7 +41,8 @@ class Trunk {
   // Through all blocks; the final norm is left to Norm.
   Stream Bidirectional(Stream stream) const;
   // Causal: a piece that continues from `state`, whose layers are those of the blocks, followed by
-  // those of their cross attention (StatefulModel). Its positions are not touched.
+  // those of their cross attention (StatefulModel). Its positions are not touched. Error, before
+  // anything is written, where a token has a position that a mechanism has no weights for.
   Stream Extend(Stream stream, ModelState& state) const;
   // Which blocks a pass leaves out (config.layer_drop; in training alone), each decided by a key
   // that is drawn once a pass and the block's number: as dropout, a function of (seed, step).
@@ -54,10 +55,11 @@ class Trunk {
  private:
   // The embeddings as they are to be: scaled, zero at padding where it is that.
   at::Tensor Embeddings(const at::Tensor& embedded, const ops::Mask& mask) const;
+  void CheckReach(const at::Tensor& positions) const;
 
   const torch::nn::Module* owner_;
   double dropout_, layer_drop_, scale_ = 1;
-  int64_t extra_;
+  int64_t extra_, length_limit_;
   PaddingKind padding_;
   ClsPlace cls_place_;
   std::shared_ptr<PositionEmbedding> positions_;
@@ -68,6 +70,9 @@ class Trunk {
 // The mask of a batch's tokens: what it has of `lengths`, `starts` and `valid`, each name after the
 // prefix.
 ops::Mask MaskOf(const NamedTensors& batch, const std::string& prefix = "");
+
+// x [B,T,...] with zeros at padding and masked tokens.
+at::Tensor ZerosAtPadding(const at::Tensor& x, const ops::Mask& mask);
 
 // The rows of a table [V,D]: ids [...] int64 -> [...,D]; pad_row: one without a gradient. An id
 // outside of the table is an Error that names it. (On other devices than the CPU, where looking

@@ -142,6 +142,7 @@ at::Tensor TwoTower::Encode(const at::Tensor& ids, const ops::Mask& mask) {
 }
 
 at::Tensor TwoTower::Logits(const NamedTensors& inputs) {
+  RequireKnown(inputs);
   const at::Tensor a = Encode(inputs["ids"], MaskOf(inputs)),
                    b = Encode(inputs["second_ids"], MaskOf(inputs, "second_"));
   CISTERN_CHECK(a.size(0) == b.size(0), "[two_tower] ", a.size(0), " first texts and ", b.size(0),

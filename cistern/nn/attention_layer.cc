@@ -87,6 +87,10 @@ std::shared_ptr<Mechanism> MakeMechanism(const AttentionLayerOptions& options) {
   const std::string refusal = made->FormRefusal(options.form);
   if (!refusal.empty()) FailUsage("[", info.name, "] has no ", refusal);
   for (const Projection& p : made->Projections()) {
+    if (p.OfTokens() && p.normalised != made->Projections()[0].normalised)
+      FailUsage("[", options.mechanism,
+                "] some of its projections take tokens of length one and some as they are; give "
+                "all head groups the same");
     if (p.side == Side::kKey && p.identity && options.source_dim > 0 &&
         options.source_dim != dims.dim) {
       FailUsage("[", info.name, "] takes the source as it is, so the source's width ",
@@ -112,13 +116,7 @@ AttentionLayer::AttentionLayer(const AttentionLayerOptions& options,
     : options_(options), mechanism_(register_module("core", std::move(mechanism))) {
   options_.dims = mechanism_->dims();  // which may have heads of its own
   const AttentionDims& dims = options_.dims;
-  for (const Projection& p : mechanism_->Projections()) {
-    AddProjection(p);
-    if (p.OfTokens() && p.normalised != mechanism_->Projections()[0].normalised)
-      FailUsage("[", options.mechanism,
-                "] some of its projections take tokens of length one and some as they are; give "
-                "all head groups the same");
-  }
+  for (const Projection& p : mechanism_->Projections()) AddProjection(p);
   if (options.tokens_out && attends())
     out_ = register_module(
         "o_proj", std::make_shared<Linear>(dims.dim, dims.Model(), options.bias, options.out_std));
@@ -189,11 +187,11 @@ at::Tensor AttentionLayer::EmptyConv(int64_t batch, const at::TensorOptions& opt
   return at::zeros({batch, options_.conv - 1, channels}, options);
 }
 
-int64_t AttentionLayer::StateBytes(int64_t batch, int64_t tokens,
-                                   const at::TensorOptions& options) const {
+int64_t AttentionLayer::StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                                   bool decodes) const {
   const int64_t conv =
       options_.conv > 0 ? int64_t(EmptyConv(batch, options.device(at::kMeta)).nbytes()) : 0;
-  return mechanism_->StateBytes(batch, tokens, options) + conv;
+  return mechanism_->StateBytes(batch, tokens, options, decodes) + conv;
 }
 
 std::string AttentionLayer::TruncateRefusal() const {
@@ -378,8 +376,8 @@ at::Tensor AttentionLayer::Attend(Form form, const std::vector<at::Tensor>& x, S
 namespace {
 
 ops::TokenMap RealTokensFirst(const Mechanism& mechanism, const Stream& stream) {
-  stream.mask.Check(StrCat("[", mechanism.info().name, "]").c_str(), stream.x.size(0),
-                    stream.x.size(1));
+  CheckMask(StrCat("[", mechanism.info().name, "]"), stream.mask, stream.x.size(0),
+            stream.x.size(1));
   return mechanism.RealTokensFirst(stream.mask);
 }
 

@@ -52,7 +52,8 @@ class AttentionLayer : public torch::nn::Module {
   State StateForm(int64_t batch, const at::TensorOptions& options,
                   const std::function<bool(const std::string&)>& has) const;
   // As the mechanism's, the convolution's inputs included.
-  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options) const;
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                     bool decodes) const;
   // Why a state cannot be cut back to fewer tokens; empty where mechanism().Truncate does it.
   std::string TruncateRefusal() const;
   // Why no map of the mechanism is folded into the projections in evaluation; empty where it is.

@@ -20,7 +20,7 @@ at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
   Classifier& classifier = dynamic_cast<Classifier&>(model);
   const bool measured = !model.is_training() && !at::GradMode::is_enabled();
   if (!measured || batch.padded.empty() || !RowsStandAlone(model))
-    return classifier.Logits(batch.tensors);
+    return classifier.Logits(model.ReadOf(batch.tensors));
   const at::Tensor order = OrderByLength(batch);
   const Batch sorted = batch.InOrder(order);
   const std::vector<RowGroup> groups = GroupsByLength(sorted, NumThreads());
@@ -28,7 +28,7 @@ at::Tensor ClassifierLogits(Model& model, const Batch& batch) {
   const auto take = [&](int64_t i) {
     const RowGroup& g = groups[size_t(i)];
     const Batch rows = sorted.Rows(g.begin, g.end).WithoutPadding();
-    logits[size_t(i)] = classifier.Logits(rows.tensors);
+    logits[size_t(i)] = classifier.Logits(model.ReadOf(rows.tensors));
   };
   const auto count = int64_t(groups.size());
   if (count >= NumThreads()) {

@@ -14,6 +14,8 @@
 #include "cistern/base/progress.h"
 #include "cistern/base/terminal.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/tasks/idle_keys.h"
+#include "cistern/tasks/token_ids.h"
 
 namespace cistern {
 namespace {
@@ -106,8 +108,7 @@ const TaskInfo& classify_task() {
 }
 
 ClassifyTask::ClassifyTask(const Options& options, const std::string&) : options_(options) {
-  if (options_.tokenizer == TokenizerKind::kWords)
-    FailUsage("task.classify: tokenizer=words is of the task lm; use bytes or bpe");
+  RefuseWords("classify", options_.tokenizer);
   const Options unset;
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.classify: valid_share + test_share leave nothing to train on");
@@ -271,11 +272,27 @@ RowColumns ClassifyTask::NamedColumns() const {
   return named;
 }
 
+void ClassifyTask::RefuseIdleKeys() const {
+  RefuseIdleShares("task.classify", options_);
+  bool folders = true, headers = false;
+  for (const std::string* path : {&options_.data, &options_.valid, &options_.test}) {
+    folders = folders && (path->empty() || IsClassFolder(*path));
+    headers = headers || MayHaveHeader(*path);
+  }
+  RefuseIdle(IsClassFolder(options_.data) && !options_.text_column.empty(),
+             "task.classify.text_column", options_.data + ", whose files are the texts");
+  RefuseIdle(folders && !options_.label_column.empty(), "task.classify.label_column",
+             options_.data + ", whose folders are the labels");
+  RefuseIdle(!headers && options_.header != Options().header, "task.classify.header",
+             options_.data + ", which is no table of .tsv or .csv");
+}
+
 void ClassifyTask::Prepare() {
   if (options_.data.empty())
     FailUsage("task.classify.data is empty: name a table or a folder with a folder for each class");
   const bool learn = columns_.inputs.empty();  // not LoadAssets
   if (learn) {
+    RefuseIdleKeys();
     columns_ = FindColumns(options_.data, NamedColumns(), table_options());
   }
   if (const int64_t count = int64_t(columns_.inputs.size());
@@ -356,9 +373,12 @@ Json ClassifyTask::DataSummary() const {
     hash = XxHash64(bytes(e->offsets), hash);
     hash = XxHash64(bytes(e->targets), hash);
   }
-  return {{"data", options_.data},    {"xxh64", HexText(hash)}, {"train", train_.size()},
-          {"valid", valid_.size()},   {"test", test_.size()},   {"classes", counts},
-          {"skipped_rows", skipped_}, {"notes", notes_}};
+  const std::string ids = !tokenizer_ ? "bins" : IdsOf(*tokenizer_) + (shift() > 0 ? "+1" : "");
+  return {{"data", options_.data},    {"xxh64", HexText(hash)},
+          {"train", train_.size()},   {"valid", valid_.size()},
+          {"test", test_.size()},     {"classes", counts},
+          {"skipped_rows", skipped_}, {"ids", ids},
+          {"notes", notes_}};
 }
 
 void ClassifyTask::SaveAssets(const std::string& folder) const {
@@ -398,6 +418,7 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
 
 bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   if (options_.input != Input::kText) return false;
+  RefuseWords("classify", tokenizer->kind());
   if (shift() > 0 && tokenizer->vocab_size() != MakeByteTokenizer()->vocab_size())
     FailUsage("task.classify: byte_ids=shifted is for bytes, and the other model's tokenizer has ",
               tokenizer->vocab_size(), " tokens; take byte_ids=plain");

@@ -84,6 +84,7 @@ class ClassifyTask : public Task {
   std::vector<int32_t> Encode(const LabelledRow& row, const std::string& where) const;
   std::vector<int32_t> EncodeTexts(const LabelledRow& row) const;
   RowColumns NamedColumns() const;
+  void RefuseIdleKeys() const;
   double Target(const std::string& label, const std::string& where) const;
   Examples Encoded(const std::vector<LabelledRow>& rows, const std::string& path) const;
   at::Tensor WeightOfClasses() const;  // balanced losses are multiplied by it: [classes] double

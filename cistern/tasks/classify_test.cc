@@ -154,7 +154,8 @@ TEST(Classify, MetricsAreThoseOfTheRows) {
   const auto reader = task.Read(Split::kTrain, {1});
   at::NoGradGuard guard;
   while (const auto batch = reader->Next()) {
-    const at::Tensor p = at::softmax(model->Logits(batch->tensors).to(at::kDouble), 1)[0];
+    const at::Tensor p =
+        at::softmax(model->Logits(model->ReadOf(batch->tensors)).to(at::kDouble), 1)[0];
     const int64_t target = (*batch)["targets"].item<int64_t>();
     nats -= std::log(p[target].item<double>());
     right += p.argmax().item<int64_t>() == target;
@@ -473,6 +474,43 @@ TEST(Classify, RowsThatTheTaskCannotReadAreSkippedWhereAsked) {
     EXPECT_NE(ErrorMessage([&] { strict.ReadFile(file, true, {})->Next(); }).find("more.csv:3"),
               std::string::npos);
   }
+}
+
+TEST(Classify, KeysWithoutEffectAreRefused) {
+  const TestFolder folder;
+  ClassifyTask::Options o = Options(folder / "mail");
+  for (const char* c : {"ham", "spam"}) {
+    std::filesystem::create_directories(o.data + "/" + c);
+    for (int i = 0; i < 10; ++i) WriteText(StrCat(o.data, "/", c, "/", i, ".txt"), "!");
+  }
+  const auto refused = [&](const std::string& key, auto change) {
+    ClassifyTask::Options x = o;
+    change(x);
+    const std::string said = ErrorMessage([&] { ClassifyTask(x, "").Prepare(); });
+    EXPECT_NE(said.find("task.classify." + key + " has no effect with"), std::string::npos) << said;
+  };
+  const auto header = [](auto& x) { x.header = TableOptions::Header::kYes; };
+  refused("text_column", [](auto& x) { x.text_column = "text"; });
+  refused("label_column", [](auto& x) { x.label_column = "label"; });
+  refused("header", header);
+  WriteText(folder / "rows.jsonl", "{\"text\": \"a\", \"label\": \"b\"}\n");
+  o.data = folder / "rows.jsonl";
+  refused("header", header);
+  o.valid = o.data;
+  refused("valid_share", [](auto& x) { x.valid_share = 0.2; });
+  o.test = o.data;
+  refused("test_share", [](auto& x) { x.test_share = 0.2; });
+  refused("split_seed", [](auto& x) { x.split_seed = 2; });
+  // What a record holds is read.
+  WriteText(folder / "reviews.tsv", Reviews());
+  o = Options(folder / "reviews.tsv");
+  ClassifyTask task(o, "");
+  task.Prepare();
+  task.SaveAssets(folder.path());
+  o.valid = o.data, o.valid_share = 0.2;
+  ClassifyTask loaded(o, "");
+  loaded.LoadAssets(folder.path());
+  EXPECT_EQ(ErrorMessage([&] { loaded.Prepare(); }), "no error");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "cistern/base/random.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/models/forecaster.h"
+#include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/row_batch.h"
 #include "cistern/tasks/series_task.h"
 
@@ -23,7 +24,7 @@ constexpr uint64_t kWindows = 0x77696e64;  // xor of the seed
 constexpr float kUnmeasured = std::numeric_limits<float>::quiet_NaN();
 
 at::Tensor Forecasts(Model& model, const Batch& batch) {
-  return dynamic_cast<Forecaster&>(model).Predict(batch.tensors);
+  return dynamic_cast<Forecaster&>(model).Predict(model.ReadOf(batch.tensors));
 }
 
 // Of a channel's measured values.
@@ -120,17 +121,19 @@ ForecastTask::Range ForecastTask::PartOf(const SeriesStore& store, int64_t serie
 }
 
 void ForecastTask::Prepare() {
-  const SeriesFiles files = SeriesFilesOf(options_.input, "forecast");
+  const bool learn = !input_.learned();  // not LoadAssets
+  const SeriesFiles files = SeriesFilesOf(options_.input, "forecast", learn);
+  RefuseIdle(learn && !files.test.empty() && options_.test_share != Options().test_share,
+             "task.forecast.test_share", "test=" + files.test);
   all_ = input_.Open(files.train, false);
+  if (learn) input_.TakeNames(*all_);
   test_ = files.test.empty() ? all_ : input_.Open(files.test, false);
-  if (!input_.learned()) {  // not LoadAssets
+  if (learn) {
     input_.Learn(*all_, [&](int64_t i) {
       const Range part = PartOf(*all_, i, Split::kTrain);
       return std::pair<int64_t, int64_t>(0, std::min(part.end, all_->Steps(i)));
     });
   }
-  CISTERN_CHECK(test_->channels() == input_.channels(), test_->path(), ": expected series of ",
-                input_.channels(), " channels, as in ", files.train, ", got ", test_->channels());
   starts_ = {0};
   int64_t predicted[3] = {};
   for (int64_t i = 0; i < all_->size(); ++i) {

@@ -99,18 +99,6 @@ void ImageTask::Prepare() {
   images_ = ReadImages(options_.data, false, options_.colour);
   const std::string test = options_.test.empty() ? options_.data : options_.test;
   test_ = ReadImages(test, true, options_.colour);
-  const bool learn = classes_.empty();  // not LoadAssets
-  if (learn) {
-    std::vector<double> counts(
-        size_t(*std::max_element(images_.labels.begin(), images_.labels.end())) + 1);
-    for (const uint8_t label : images_.labels) ++counts[label];
-    const std::string names = folder ? FindImages(options_.data).names : "";
-    SetClasses(ImageClassNames(names, counts.size()), counts, options_.data);
-    shape_ = {images_.height, images_.width, images_.channels};
-    options_.pixels.CheckShape(shape_);
-  }
-  CheckFits(images_, options_.data, true);
-  CheckFits(test_, test, true);
   std::vector<int64_t> all(size_t(images_.size()));
   std::iota(all.begin(), all.end(), 0);
   if (options_.valid == Valid::kRandom) {
@@ -127,6 +115,17 @@ void ImageTask::Prepare() {
   train_.assign(all.begin(), all.begin() + kept);
   valid_.assign(all.begin() + kept, all.end());
   order_ = std::make_unique<ShuffledOrder>(int64_t(train_.size()));
+  if (classes_.empty()) {  // not LoadAssets
+    std::vector<double> counts(
+        size_t(*std::max_element(images_.labels.begin(), images_.labels.end())) + 1);
+    for (const int64_t i : train_) ++counts[images_.labels[size_t(i)]];
+    const std::string names = folder ? FindImages(options_.data).names : "";
+    SetClasses(ImageClassNames(names, counts.size()), counts, options_.data);
+    shape_ = {images_.height, images_.width, images_.channels};
+    options_.pixels.CheckShape(shape_);
+  }
+  CheckFits(images_, options_.data, true);
+  CheckFits(test_, test, true);
   notes_ = {StrCat(shape_.height, " x ", shape_.width, " pixels, ",
                    NameOf(options_.colour, ImageColours()), ", ", tokens_per_row(),
                    " tokens an image")};
@@ -154,6 +153,7 @@ Json ImageTask::DataSummary() const {
           {"valid", options_.valid == Valid::kTest ? tests : int64_t(valid_.size())},
           {"test", tests},
           {"classes", CountsByClass()},
+          {"ids", options_.pixels.Ids()},
           {"notes", notes_}};
 }
 

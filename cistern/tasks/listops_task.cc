@@ -140,6 +140,7 @@ Json ListOpsTask::DataSummary() const {
           {"valid", data_.valid.size()},
           {"test", data_.test.size()},
           {"xxh64", HexText(HashListOps(data_))},
+          {"ids", "listops"},
           {"notes", notes_}};
 }
 

@@ -53,8 +53,6 @@ const TaskInfo& mlm_task() {
 
 MlmTask::MlmTask(const Options& options, const std::string& cache)
     : TextTask("mlm", options, cache), options_(options) {
-  if (options.tokenizer == TokenizerKind::kWords)
-    FailUsage("task.mlm: tokenizer=words is of the task lm; use bpe or bytes");
   if (options.hidden_share + options.random_share > 1) {
     FailUsage("task.mlm: hidden_share=", options.hidden_share,
               " and random_share=", options.random_share, " are more than 1 together");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <utility>
 
 #include "cistern/base/random.h"
 #include "cistern/io/test_folder.h"
@@ -204,6 +205,14 @@ TEST_F(Mlm, Errors) {
   const Batch batch = *task->Read(Split::kTrain, {0, 0, 2000})->Next();
   ExpectContains(ErrorMessage([&] { task->Measure(*model, batch); }),
                  {"beyond max_length=", std::to_string(config.max_length)});
+  bool more = true;
+  const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
+  const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
+  ExpectContains(ErrorMessage([&] { MlmTask(options_, "").TakeTokenizer(words); }),
+                 {"task.mlm: tokenizer=words is of the task lm; use bpe or bytes"});
+  options_.vocab_size = 300;
+  ExpectContains(ErrorMessage([&] { Prepared(); }),
+                 {"task.mlm.vocab_size=300 has no effect with tokenizer=bytes; leave it out"});
   options_.hidden_share = 0.95;
   ExpectContains(ErrorMessage([&] { MlmTask(options_, ""); }), {"hidden_share=0.95"});
   options_.text.clear(), options_.hidden_share = 0.8;

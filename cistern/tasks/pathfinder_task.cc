@@ -168,6 +168,7 @@ Json PathfinderTask::DataSummary() const {
           {"valid", split_[int(Split::kValid)].size()},
           {"test", split_[int(Split::kTest)].size()},
           {"classes", CountsByClass()},
+          {"ids", options_.pixels.Ids()},
           {"notes", notes_}};
 }
 
@@ -202,7 +203,7 @@ Batch PathfinderTask::MakeBatch(const PathfinderSet& set, const std::vector<int6
     set.Read(rows[r], image);
     images.emplace_back(image, size_t(bytes));
     targets.push_back(set.Label(rows[r]));
-    lines.push_back(rows[r] + 1);
+    lines.push_back(set.Line(rows[r]));
   }
   Batch batch;
   options_.pixels.AddImages(images, shape_, &batch);
@@ -232,7 +233,8 @@ std::unique_ptr<BatchReader> PathfinderTask::ReadFile(const std::string& path, b
   CheckSide(*set, path, kAsTrained);
   return ReadInOrder(
       set->size(), options, kPathfinderRows,
-      [this, set](const std::vector<int64_t>& rows) { return MakeBatch(*set, rows); });
+      [this, set](const std::vector<int64_t>& rows) { return MakeBatch(*set, rows); },
+      set->skipped());
 }
 
 }  // namespace cistern

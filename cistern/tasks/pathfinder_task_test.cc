@@ -137,6 +137,24 @@ TEST(PathfinderTask, IsTrainedMeasuredAndPredicted) {
   EXPECT_EQ(said[4]["line"], 5);
 }
 
+// The published folders have some. Lines are those of the metadata.
+TEST(PathfinderTask, EmptyImagesArePassedOverAndCounted) {
+  const TestFolder folder;
+  PathfinderTask::Options o;
+  o.data = folder / "pf";
+  WritePathfinderFolder({.contour = 6}, 1, 12, o.data);
+  std::filesystem::resize_file(o.data + "/imgs/0/sample_2.png", 0);
+  PathfinderTask task(o, folder.path());
+  task.Prepare();
+  const auto rows = RowsOf(task);
+  EXPECT_EQ(rows.size(), 11u);
+  EXPECT_FALSE(rows.contains(3));
+  EXPECT_TRUE(rows.contains(12));
+  const auto reader = task.ReadFile(o.data, true, {.rows = 20});
+  EXPECT_EQ((*reader->Next())["lines"][2].item<int64_t>(), 4);
+  EXPECT_EQ(reader->skipped(), 1);
+}
+
 TEST(PathfinderTask, OptionsThatDoNotFitAreRefused) {
   const auto message = [](auto change) {
     PathfinderTask::Options o = Small();

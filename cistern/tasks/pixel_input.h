@@ -3,6 +3,7 @@
 // a colour image red, green and blue of each pixel in turn), or real values, a vector of channels
 // for each pixel or patch.
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cistern/io/fields.h"
@@ -30,6 +31,8 @@ struct PixelInput {
   // Or do not fit these images.
   void CheckShape(const PixelShape& shape) const;
   int64_t Tokens(const PixelShape& shape) const;
+  // What ids of rows stand for, of a run's record; "": there are none.
+  std::string Ids() const { return kind == Kind::kIds ? "pixels" : ""; }
   // Sets vocab_size, max_length and the encoder's input; how the map of values starts is the
   // model's own (EncoderClassifier::Options). UsageError as CheckPadding.
   void Complete(const PixelShape& shape, ModelConfig* config) const;

@@ -189,7 +189,7 @@ std::vector<std::vector<QuestionAnsweringTask::Candidate>> QuestionAnsweringTask
 
 Score QuestionAnsweringTask::Measure(Model& model, const Batch& batch) const {
   model.config().CheckPositions(Form::kBidirectional, batch["ids"].size(1), "a row");
-  const at::Tensor logits = PredictorOf(model).SpanLogits(batch.tensors);
+  const at::Tensor logits = PredictorOf(model).SpanLogits(model.ReadOf(batch.tensors));
   const at::Tensor nats =
       -at::log_softmax(logits, 1).gather(1, batch["targets"].unsqueeze(1)).to(at::kDouble).cpu();
   Score score;
@@ -233,7 +233,7 @@ Json QuestionAnsweringTask::Metrics(const Score& score) const {
 std::vector<Json> QuestionAnsweringTask::Predict(Model& model, const Batch& batch) const {
   model.config().CheckPositions(Form::kBidirectional, batch["ids"].size(1), "a row");
   const std::vector<std::vector<Candidate>> candidates =
-      Candidates(PredictorOf(model).SpanLogits(batch.tensors), batch);
+      Candidates(PredictorOf(model).SpanLogits(model.ReadOf(batch.tensors)), batch);
   const std::vector<int64_t> first = FirstWindows(batch["question"].cpu());
   const at::Tensor about = batch["about"].cpu();
   std::vector<Json> out;

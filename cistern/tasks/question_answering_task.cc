@@ -11,7 +11,9 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
 #include "cistern/io/checked_json.h"
+#include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/row_batch.h"
+#include "cistern/tasks/token_ids.h"
 
 namespace cistern {
 namespace {
@@ -92,8 +94,7 @@ const TaskInfo& question_answering_task() {
 
 QuestionAnsweringTask::QuestionAnsweringTask(const Options& options, const std::string&)
     : options_(options) {
-  if (options_.tokenizer == TokenizerKind::kWords)
-    FailUsage("task.question_answering: tokenizer=words is of the task lm; use bpe or bytes");
+  RefuseWords("question_answering", options_.tokenizer);
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.question_answering: valid_share + test_share leave nothing to train on");
   const int64_t room = options_.length - options_.question_length - 2;
@@ -160,11 +161,33 @@ std::vector<QuestionSet> Parts(QuestionSet all, double valid, double test, uint6
 
 }  // namespace
 
+void QuestionAnsweringTask::RefuseIdleKeys() const {
+  const std::string task = "task.question_answering";
+  RefuseIdleShares(task, options_);
+  RefuseIdleVocabulary("question_answering", options_);
+  bool tables = false, headers = false;
+  for (const std::string* path : {&options_.data, &options_.valid, &options_.test}) {
+    tables = tables || !(path->empty() || IsSquadFile(*path));
+    headers = headers || MayHaveHeader(*path);
+  }
+  const Options unset;
+  const std::string squad = options_.data + ", which is SQuAD's JSON";
+  RefuseIdle(!tables && options_.context_column != unset.context_column, task + ".context_column",
+             squad);
+  RefuseIdle(!tables && options_.question_column != unset.question_column,
+             task + ".question_column", squad);
+  RefuseIdle(!tables && options_.answer_column != unset.answer_column, task + ".answer_column",
+             squad);
+  RefuseIdle(!headers && options_.header != unset.header, task + ".header",
+             options_.data + ", which is no table of .tsv or .csv");
+}
+
 void QuestionAnsweringTask::Prepare() {
   if (options_.data.empty())
     FailUsage(
         "task.question_answering.data is empty: name SQuAD's JSON or a table with the columns "
         "context, question and answers");
+  if (!loaded_) RefuseIdleKeys();
   QuestionSet all = ReadSet(options_.data, true), valid, test;
   if (!options_.valid.empty()) valid = ReadSet(options_.valid, true);
   if (!options_.test.empty()) test = ReadSet(options_.test, true);
@@ -235,6 +258,7 @@ Json QuestionAnsweringTask::DataSummary() const {
           {"test", test_.size()},
           {"train_windows", train_.windows.size()},
           {"without_answer", no_answers_},
+          {"ids", IdsOf(*tokenizer_)},
           {"notes", notes_}};
 }
 
@@ -244,6 +268,7 @@ void QuestionAnsweringTask::SaveAssets(const std::string& folder) const {
 }
 
 void QuestionAnsweringTask::LoadAssets(const std::string& folder) {
+  loaded_ = true;
   tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
   const Json json = ReadCheckedJson(folder + kQuestions, "predictions may be others");
   CISTERN_CHECK(json.contains("without_answer") && json["without_answer"].is_boolean(),
@@ -252,6 +277,7 @@ void QuestionAnsweringTask::LoadAssets(const std::string& folder) {
 }
 
 bool QuestionAnsweringTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
+  RefuseWords("question_answering", tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   return true;
 }

@@ -85,6 +85,7 @@ class QuestionAnsweringTask : public Task {
 
   TableOptions table_options() const;
   QuestionSet ReadSet(const std::string& path, bool labelled) const;
+  void RefuseIdleKeys() const;
   void LearnTokenizer(const QuestionSet& train);
   Examples Encoded(QuestionSet set) const;
   void AddWindows(size_t question, Examples* out) const;
@@ -97,6 +98,7 @@ class QuestionAnsweringTask : public Task {
                                                  const Batch& batch) const;
 
   Options options_;
+  bool loaded_ = false;  // LoadAssets
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool no_answers_ = false;  // of the training data: some questions have none
   Examples train_, valid_, test_;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <fstream>
 #include <set>
+#include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
@@ -154,7 +155,7 @@ TEST_F(QuestionAnswering, AnswersAreTheBestSpansOfAllWindows) {
   const auto task = Prepared();
   const auto model = ModelOf(*task);
   const Batch batch = *task->Read(Split::kTest, {2, 0, 0})->Next();
-  const at::Tensor logits = model->SpanLogits(batch.tensors);
+  const at::Tensor logits = model->SpanLogits(model->ReadOf(batch.tensors));
   const std::string text = "abcdefghijklmnopqrstuvwxyz";
   // Which window has most letters on both sides of one: 0 up to j, 6 from k on, ...
   const auto window_of = [](int64_t letter) -> int64_t {
@@ -212,7 +213,7 @@ TEST_F(QuestionAnswering, NoAnswerIsGivenByItsScore) {
   EXPECT_EQ(task->DataSummary()["without_answer"], true);
   const auto model = ModelOf(*task);
   const Batch batch = *task->Read(Split::kTest, {2, 0, 0})->Next();
-  const at::Tensor first = model->SpanLogits(batch.tensors).select(1, 0).sum(1);
+  const at::Tensor first = model->SpanLogits(model->ReadOf(batch.tensors)).select(1, 0).sum(1);
   const double none = first.slice(0, 0, 4).min().item<double>();  // the least of its windows
   const auto best_span = [&](const Json& said) {
     for (const Json& c : said["candidates"])
@@ -345,6 +346,33 @@ TEST_F(QuestionAnswering, WhatDoesNotFitIsRefused) {
   ExpectContains(Refusal(), {"no answer lies whole in a window"});
   options_.data = folder_ / "train.tsv", options_.valid = "", options_.valid_share = 0.0001;
   ExpectContains(Refusal(), {"no questions are left for the valid split"});
+}
+
+TEST_F(QuestionAnswering, KeysWithoutEffectAreRefused) {
+  const auto refused = [&](const std::string& key, auto change) {
+    const QuestionAnsweringTask::Options usual = options_;
+    change(options_);
+    ExpectContains(Refusal(), {"task.question_answering." + key, "has no effect with"});
+    options_ = usual;
+  };
+  refused("vocab_size=300", [](auto& o) { o.vocab_size = 300; });
+  refused("valid_share", [](auto& o) { o.valid_share = 0.3; });
+  refused("split_seed", [](auto& o) { o.split_seed = 2; });
+  Write("squad.json", R"({"data": [{"paragraphs": []}]})");
+  options_.data = options_.valid = options_.test = folder_ / "squad.json";
+  refused("context_column", [](auto& o) { o.context_column = "text"; });
+  refused("question_column", [](auto& o) { o.question_column = "asked"; });
+  refused("answer_column", [](auto& o) { o.answer_column = "said"; });
+  refused("header", [](auto& o) { o.header = TableOptions::Header::kNo; });
+}
+
+TEST_F(QuestionAnswering, WordsAreNotTakenFromAnotherModel) {
+  QuestionAnsweringTask task(options_, "");
+  bool more = true;
+  const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
+  const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
+  ExpectContains(ErrorMessage([&] { task.TakeTokenizer(words); }),
+                 {"task.question_answering: tokenizer=words is of the task lm"});
 }
 
 }  // namespace

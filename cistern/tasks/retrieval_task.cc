@@ -9,6 +9,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/tasks/idle_keys.h"
 
 namespace cistern {
 namespace {
@@ -29,6 +30,10 @@ Fields RetrievalTask::Describe(Options& o) {
         "or a table (.jsonl, .tsv, .csv, each also .gz or .xz): then the two halves of one "
         "document match, and the first half of one and the second half of another do not");
   f.Add("text_column", &o.text_column, "of a table of documents; empty: text, or the only one");
+  f.Add("header", &o.header,
+        "the first line of a table of documents: auto takes it for a header unless it holds a "
+        "number",
+        TableHeaders());
   f.Add("length", &o.length, "bytes of each text, from its beginning; what is longer is cut",
         {1, kBytesRead});
   f.Add("pad_to", &o.pad_to, kPadToHelp, PadTos());
@@ -78,11 +83,21 @@ RetrievalTask::RetrievalTask(const Options& options, const std::string&) : optio
 
 const Metric& RetrievalTask::metric() const { return retrieval_task().metrics[0]; }
 
+void RetrievalTask::RefuseIdleKeys() const {
+  std::error_code ignored;
+  RefuseIdle(!options_.text_column.empty() && !IsAanFolder(options_.data) &&
+                 std::filesystem::is_directory(options_.data, ignored),
+             "task.retrieval.text_column", options_.data + ", whose files are the documents");
+  RefuseIdle(options_.header != Options().header && !MayHaveHeader(options_.data),
+             "task.retrieval.header", options_.data + ", which is no table of .tsv or .csv");
+}
+
 void RetrievalTask::Prepare() {
   if (options_.data.empty())
     FailUsage(
         "task.retrieval.data is empty: name a folder with new_aan_pairs.train.tsv, or "
         "documents to make pairs of: a folder of text files or a table");
+  if (classes_.empty()) RefuseIdleKeys();
   notes_.clear();
   int64_t skipped = 0;
   if (IsAanFolder(options_.data)) {
@@ -113,6 +128,7 @@ int64_t RetrievalTask::PairDocuments() {
   auto documents = std::make_shared<const Documents>(
       ReadDocuments(options_.data, {.limit = options_.length,
                                     .column = options_.text_column,
+                                    .header = options_.header,
                                     .skip_bad = options_.skip_bad_rows}));
   const int64_t count = documents->size();
   const auto share = [&](double s) {
@@ -148,6 +164,7 @@ Json RetrievalTask::DataSummary() const {
           {"valid", splits_[1]->size()},
           {"test", splits_[2]->size()},
           {"classes", CountsByClass()},
+          {"ids", "bytes+1"},
           {"notes", notes_}};
 }
 

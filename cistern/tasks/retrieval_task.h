@@ -16,6 +16,7 @@ class RetrievalTask : public ClassTask {
  public:
   struct Options {
     std::string data, text_column;
+    TableOptions::Header header = TableOptions::Header::kAuto;
     int64_t length = 4000;  // tokens of each text
     PadTo pad_to = PadTo::kLongest;
     bool skip_bad_rows = false;
@@ -41,6 +42,7 @@ class RetrievalTask : public ClassTask {
   const Metric& metric() const override;
 
  private:
+  void RefuseIdleKeys() const;
   int64_t PairDocuments();  // rows that were skipped
   Batch MakeBatch(const TextPairs& pairs, const std::vector<int64_t>& rows) const;
 

@@ -117,5 +117,27 @@ TEST(Retrieval, DocumentsAreSplitBeforeTheyArePaired) {
             std::string::npos);
 }
 
+TEST(Retrieval, ATableOfOneColumnMayBeWithoutAHeader) {
+  const TestFolder folder;
+  RetrievalTask::Options o;
+  o.data = folder / "d.tsv";
+  std::ofstream file(o.data);
+  for (int i = 0; i < 20; ++i) file << std::string(70, char('a' + i)) << "\n";
+  file.close();
+  const auto notes = [&] {
+    RetrievalTask task(o, "");
+    task.Prepare();
+    return task.DataSummary()["notes"].dump();
+  };
+  EXPECT_NE(notes().find("19 documents"), std::string::npos);
+  o.header = TableOptions::Header::kNo;
+  EXPECT_NE(notes().find("20 documents"), std::string::npos);
+  o.data = folder.path();
+  EXPECT_NE(ErrorMessage(notes).find("task.retrieval.header has no effect"), std::string::npos);
+  o.header = TableOptions::Header::kAuto, o.text_column = "text";
+  EXPECT_NE(ErrorMessage(notes).find("task.retrieval.text_column has no effect"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace cistern

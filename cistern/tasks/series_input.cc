@@ -92,6 +92,7 @@ std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bo
   format.ignore = options_.ignore;
   format.header = options_.header;
   format.known_columns = value_columns_;
+  format.unnamed_columns = unnamed_columns_;
   format.skip_bad = options_.skip_bad_rows;
   format.channels = channels_;
   auto store = std::make_shared<const SeriesStore>(path, format, CacheFolder(cache_));
@@ -99,6 +100,13 @@ std::shared_ptr<const SeriesStore> SeriesInput::Open(const std::string& path, bo
                 channels(), " channels, as the model was trained on, got ", store->channels());
   if (options_.missing == MissingValues::kRefuse) RefuseMissing(*store);
   return store;
+}
+
+void SeriesInput::TakeNames(const SeriesStore& store) {
+  channels_ = store.channel_names();
+  label_column_ = store.label_column();
+  value_columns_ = store.value_columns();
+  unnamed_columns_ = store.unnamed_columns();
 }
 
 // Welford 1962: the mean and the squares about it, in one pass.
@@ -182,11 +190,9 @@ void SeriesInput::FromRaw(const SeriesStore& store, int64_t series, int64_t begi
 }
 
 Json SeriesInput::Save() const {
-  return {{"channels", channels_},
-          {"means", means_},
-          {"deviations", deviations_},
-          {"label_column", label_column_},
-          {"value_columns", value_columns_}};
+  return {{"channels", channels_},           {"means", means_},
+          {"deviations", deviations_},       {"label_column", label_column_},
+          {"value_columns", value_columns_}, {"unnamed_columns", unnamed_columns_}};
 }
 
 void SeriesInput::Load(const Json& json, const std::string& path) {
@@ -195,7 +201,9 @@ void SeriesInput::Load(const Json& json, const std::string& path) {
     means_ = json.at("means").get<std::vector<double>>();
     deviations_ = json.at("deviations").get<std::vector<double>>();
     label_column_ = json.at("label_column").get<std::string>();
-    value_columns_ = json.value("value_columns", value_columns_);  // an earlier version has none
+    // Earlier versions have none of these.
+    value_columns_ = json.value("value_columns", value_columns_);
+    unnamed_columns_ = json.value("unnamed_columns", unnamed_columns_);
   } catch (const nlohmann::json::exception& e) {
     Fail(path, " is broken: ", e.what());
   }

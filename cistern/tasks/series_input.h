@@ -41,11 +41,12 @@ class SeriesInput {
 
   // Reads a file; its channels are those that were learned, if they were. labels: they are needed.
   std::shared_ptr<const SeriesStore> Open(const std::string& path, bool labelled) const;
-  // Channels, means and deviations, of steps `part(i)` = {begin, end} of each series i; O(1)
-  // memory.
+  // The names of the training file's channels and columns, by which all others are read.
+  void TakeNames(const SeriesStore& store);
+  // Then means and deviations, of steps `part(i)` = {begin, end} of each series i; O(1) memory.
   template <class Part>
   void Learn(const SeriesStore& store, const Part& part);
-  bool learned() const { return !channels_.empty(); }
+  bool learned() const { return !channels_.empty(); }  // TakeNames, Load
 
   int64_t channels() const { return int64_t(channels_.size()); }
   const std::vector<std::string>& names() const { return channels_; }
@@ -82,6 +83,7 @@ class SeriesInput {
   SeriesFormat::Labels labels_;
   std::string cache_, label_column_;
   std::vector<std::string> channels_, value_columns_;
+  size_t unnamed_columns_ = 0;
   std::vector<double> means_, deviations_;
   std::vector<double> counts_;  // while learning
 };
@@ -91,9 +93,6 @@ inline constexpr int64_t kSeriesPiece = 1 << 18;
 
 template <class Part>
 void SeriesInput::Learn(const SeriesStore& store, const Part& part) {
-  channels_ = store.channel_names();
-  label_column_ = store.label_column();
-  value_columns_ = store.value_columns();
   means_.assign(channels_.size(), 0);
   deviations_ = counts_ = means_;
   std::vector<double> values;

@@ -12,6 +12,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/models/classifier.h"
+#include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/row_batch.h"
 
 namespace cistern {
@@ -38,21 +39,44 @@ bool IsSeriesFolder(const std::string& path) {
   return std::filesystem::is_directory(path, ignored);
 }
 
+// Keys of tables, of which other files know nothing.
+void RefuseTableKeys(const SeriesInputOptions& o, const std::string& task,
+                     const SeriesFiles& files) {
+  const auto other = [](const std::string& path) {
+    return path.empty() || IsTsFile(path) || IsNpyFile(path);
+  };
+  if (!other(files.train) || !other(files.test)) return;
+  const SeriesInputOptions unset;
+  const char* key = o.layout != unset.layout   ? "layout"
+                    : !o.label_column.empty()  ? "label_column"
+                    : !o.series_column.empty() ? "series_column"
+                    : !o.ignore.empty()        ? "ignore"
+                    : o.header != unset.header ? "header"
+                                               : nullptr;
+  if (key)
+    FailUsage("task.", task, ".", key, " is of tables, and has no effect with ", files.train,
+              "; leave it out");
+}
+
 }  // namespace
 
-SeriesFiles SeriesFilesOf(const SeriesInputOptions& o, const std::string& task) {
+SeriesFiles SeriesFilesOf(const SeriesInputOptions& o, const std::string& task, bool learn) {
   if (o.data.empty())
     FailUsage("task.", task,
               ".data is empty: name a file of series (.csv, .npy, .ts), or a folder ",
               "with NAME_TRAIN.ts and NAME_TEST.ts, or X_train.npy and X_test.npy");
-  if (!IsSeriesFolder(o.data)) return {o.data, o.test};
+  const auto checked = [&](SeriesFiles files) {
+    if (learn) RefuseTableKeys(o, task, files);
+    return files;
+  };
+  if (!IsSeriesFolder(o.data)) return checked({o.data, o.test});
   const std::string train = SeriesPart(o.data, false),
                     test = o.test.empty() ? SeriesPart(o.data, true) : o.test;
   if (train.empty() || test.empty())
     FailUsage(o.data, " has not one ",
               train.empty() ? "NAME_TRAIN.ts or X_train.npy" : "NAME_TEST.ts or X_test.npy",
               "; name the files: task.", task, ".data and task.", task, ".test");
-  return {train, test};
+  return checked({train, test});
 }
 
 bool LooksLikeSeries(const std::string& path) {
@@ -111,8 +135,12 @@ const Metric& SeriesTask::metric() const {
 }
 
 void SeriesTask::Prepare() {
-  const SeriesFiles files = SeriesFilesOf(options_.input, "series");
+  const bool learn = !input_.learned();  // not LoadAssets
+  const SeriesFiles files = SeriesFilesOf(options_.input, "series", learn);
+  RefuseIdle(learn && !files.test.empty() && options_.test_share != Options().test_share,
+             "task.series.test_share", "test=" + files.test);
   all_ = input_.Open(files.train, true);
+  if (learn) input_.TakeNames(*all_);
   test_ = files.test.empty() ? all_ : input_.Open(files.test, true);
   std::vector<int64_t> order(size_t(all_->size()));
   const ShuffledOrder shuffled(all_->size());
@@ -129,9 +157,7 @@ void SeriesTask::Prepare() {
   valid_.assign(order.begin(), order.begin() + valid);
   test_rows_.assign(order.begin() + valid, order.begin() + valid + test);
   train_.assign(order.begin() + valid + test, order.end());
-  if (!input_.learned()) Learn(*all_);  // not LoadAssets
-  CISTERN_CHECK(test_->channels() == input_.channels(), test_->path(), ": expected series of ",
-                input_.channels(), " channels, as in ", files.train, ", got ", test_->channels());
+  if (learn) Learn(*all_);
   KnownRows(*all_, /*skip=*/false);
   if (test == 0) test_rows_ = KnownRows(*test_, options_.input.skip_bad_rows);
   std::vector<int64_t> lengths;
@@ -352,8 +378,8 @@ std::unique_ptr<BatchReader> SeriesTask::ReadFile(const std::string& path, bool 
 
 at::Tensor SeriesTask::Loss(Model& model, const Batch& batch, double label_smoothing) const {
   if (!options_.regression) return ClassTask::Loss(model, batch, label_smoothing);
-  return NumberLoss(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"],
-                    label_smoothing);
+  return NumberLoss(dynamic_cast<Classifier&>(model).Logits(model.ReadOf(batch.tensors)),
+                    batch["targets"], label_smoothing);
 }
 
 std::string SeriesTask::WhyNoSmoothing(const Model& model) const {
@@ -374,8 +400,8 @@ Score SeriesTask::Measure(Model& model, const Batch& batch) const {
     return score;
   }
   if (!options_.regression) return ClassTask::Measure(model, batch);
-  return MeasureNumbers(dynamic_cast<Classifier&>(model).Logits(batch.tensors), batch["targets"],
-                        scale_);
+  return MeasureNumbers(dynamic_cast<Classifier&>(model).Logits(model.ReadOf(batch.tensors)),
+                        batch["targets"], scale_);
 }
 
 Json SeriesTask::Metrics(const Score& score) const {
@@ -390,8 +416,8 @@ std::vector<Json> SeriesTask::Predict(Model& model, const Batch& batch) const {
   std::vector<Json> rows;
   for (int64_t r = 0; r < batch.rows; ++r)
     rows.push_back({{"line", lines.const_data_ptr<int64_t>()[r]}});
-  return PredictNumbers(dynamic_cast<Classifier&>(model).Logits(batch.tensors), scale_,
-                        std::move(rows));
+  return PredictNumbers(dynamic_cast<Classifier&>(model).Logits(model.ReadOf(batch.tensors)),
+                        scale_, std::move(rows));
 }
 
 }  // namespace cistern

@@ -68,7 +68,7 @@ class SeriesTask : public ClassTask {
 struct SeriesFiles {
   std::string train, test;
 };
-SeriesFiles SeriesFilesOf(const SeriesInputOptions& options, const std::string& task);
+SeriesFiles SeriesFilesOf(const SeriesInputOptions& options, const std::string& task, bool learn);
 // Whether a path looks like series: archives' names, .npy.
 bool LooksLikeSeries(const std::string& path);
 

@@ -264,6 +264,49 @@ TEST_F(SeriesTaskTest, HeaderOfNumbersIsKnownWithoutLabels) {
   EXPECT_EQ(read("0,2,1\n5,6,7\n"), 1);
 }
 
+// As a table without names has it: one fewer where there are no labels.
+TEST_F(SeriesTaskTest, NumberedLabelsMayBeMissing) {
+  std::string labelled, rows;
+  for (int i = 0; i < 10; ++i) {
+    const std::string row = StrCat(i, "\t", i + 0.5, "\t2\n");
+    labelled += (i % 2 ? "1\t" : "2\t") + row, rows += row;
+  }
+  WriteFileAtomically(folder_ / "train.tsv", labelled);
+  options_.input.data = folder_ / "train.tsv", options_.input.label_column = "1";
+  SeriesTask task(options_, "");
+  task.Prepare();
+  task.SaveAssets(folder_.path());
+  SeriesTask again(options_, "");
+  again.LoadAssets(folder_.path());
+  const auto values = [&](const std::string& text) {
+    WriteFileAtomically(folder_ / "new.tsv", text);
+    return (*again.ReadFile(folder_ / "new.tsv", false, {.rows = 100})->Next())["values"];
+  };
+  EXPECT_EQ(values(rows).size(1), 3);
+  EXPECT_TRUE(at::equal(values(rows), values(labelled)));
+  EXPECT_NE(ErrorMessage([&] { values("1\t2\n"); }).find("2 columns, and the training"),
+            std::string::npos);
+}
+
+// The test table's columns are read in the order of the training table's.
+TEST_F(SeriesTaskTest, ColumnsOfTheTestTableAreFoundByName) {
+  std::string train = "label,t0,t1,t2\n";
+  for (int i = 0; i < 10; ++i) train += StrCat(i % 2 ? "a," : "b,", i, ",", 10 + i, ",30\n");
+  WriteFileAtomically(folder_ / "train.csv", train);
+  WriteFileAtomically(folder_ / "test.csv", "t2,label,t1,t0\n3,a,2,1\n");
+  options_.input.data = folder_ / "train.csv", options_.input.test = folder_ / "test.csv";
+  options_.input.scale = false;
+  SeriesTask task(options_, "");
+  task.Prepare();
+  EXPECT_TRUE(at::equal((*task.Read(Split::kTest, {})->Next())["values"].view({3}),
+                        at::tensor({1.0f, 2.0f, 3.0f})));
+  options_.test_share = 0.3;
+  EXPECT_NE(ErrorMessage([&] {
+              SeriesTask(options_, "").Prepare();
+            }).find("task.series.test_share has no effect with test="),
+            std::string::npos);
+}
+
 TEST_F(SeriesTaskTest, HeaderIsAnOptionOfUse) {
   for (const char* kind : {"series", "forecast", "classify"}) {
     TaskOptions options;
@@ -271,6 +314,34 @@ TEST_F(SeriesTaskTest, HeaderIsAnOptionOfUse) {
     options.SetOfUse("task.header=yes");
     EXPECT_EQ(options.Write()[kind]["header"], "yes");
   }
+}
+
+// In training; what was learned may be used on a table.
+TEST_F(SeriesTaskTest, KeysOfTablesAreRefusedWithOtherFiles) {
+  const auto said = [&](auto change) {
+    SeriesTask::Options o = options_;
+    change(o.input);
+    return ErrorMessage([&] { SeriesTask(o, "").Prepare(); });
+  };
+  const auto refused = [&](const std::string& key, auto change) {
+    const std::string message = said(change);
+    EXPECT_NE(message.find("task.series." + key + " is of tables"), std::string::npos) << message;
+    EXPECT_NE(message.find("X_TRAIN.ts; leave it out"), std::string::npos) << message;
+  };
+  refused("layout", [](auto& o) { o.layout = SeriesFormat::Layout::kSteps; });
+  refused("label_column", [](auto& o) { o.label_column = "y"; });
+  refused("series_column", [](auto& o) { o.series_column = "id"; });
+  refused("ignore", [](auto& o) { o.ignore = {"a"}; });
+  refused("header", [](auto& o) { o.header = TableOptions::Header::kYes; });
+  EXPECT_EQ(said([](auto&) {}), "no error");
+  SeriesTask task(options_, "");
+  task.Prepare();
+  task.SaveAssets(folder_.path());
+  options_.input.header = TableOptions::Header::kYes;
+  SeriesTask again(options_, "");
+  again.LoadAssets(folder_.path());
+  again.Prepare();
+  EXPECT_EQ(again.DataSummary(), task.DataSummary());
 }
 
 TEST_F(SeriesTaskTest, NumbersAsClassesAreRefused) {

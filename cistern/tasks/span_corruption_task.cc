@@ -52,8 +52,6 @@ const TaskInfo& span_corruption_task() {
 
 SpanCorruptionTask::SpanCorruptionTask(const Options& options, const std::string& cache)
     : TextTask("span_corruption", options, cache), options_(options) {
-  if (options.tokenizer == TokenizerKind::kWords)
-    FailUsage("task.span_corruption: tokenizer=words is of the task lm; use bpe or bytes");
   const int64_t spans = CountSpans(options.length, shares()).spans;
   if (spans > options.sentinels) {
     FailUsage("task.span_corruption: a row of length=", options.length, " has ", spans,
@@ -194,7 +192,7 @@ Score SpanCorruptionTask::Measure(Model& model, const Batch& batch) const {
   std::vector<int32_t> bytes = token_bytes();
   bytes.resize(size_t(Sentinel(options_.sentinels)));
   Score score;
-  MeasureTokens(lm, lm.HiddenOfRows(batch.tensors), batch["targets"], bytes, score);
+  MeasureTokens(lm, lm.HiddenOfRows(model.ReadOf(batch.tensors)), batch["targets"], bytes, score);
   return score;
 }
 

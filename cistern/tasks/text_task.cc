@@ -14,7 +14,9 @@
 #include "cistern/data/interruptible.h"
 #include "cistern/io/scratch_folder.h"
 #include "cistern/tasks/cache.h"
+#include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/lm_blocks.h"
+#include "cistern/tasks/token_ids.h"
 #include "cistern/tasks/uniform_ids.h"
 
 namespace cistern {
@@ -80,12 +82,14 @@ std::vector<std::string> TextTask::HiddenTokenDefaults() {
 
 TextTask::TextTask(std::string name, Options options, std::string cache)
     : name_(std::move(name)), options_(std::move(options)), cache_(std::move(cache)) {
+  if (name_ != "lm") RefuseWords(name_, options_.tokenizer);
   if (!options_.valid.empty() && options_.split != TextSplit::kSpread)
     FailUsage("task.", name_, ": split=", NameOf(options_.split, SplitNames()),
               " cuts validation and test from the text; leave it out, or omit valid and test");
 }
 
 bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
+  if (name_ != "lm") RefuseWords(name_, tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   token_bytes_ = TokenBytes(*tokenizer_);
   return true;
@@ -126,6 +130,7 @@ std::array<std::string, 3> Texts(const TextTask::Options& o, const std::string& 
 void TextTask::Prepare() {
   if (options_.text.empty())
     FailUsage("task.", name_, ".text is empty: name a text file or folder to learn from");
+  if (!tokenizer_) RefuseIdleVocabulary(name_, options_);
   const std::array<std::string, 3> texts = Texts(options_, name_);
   const bool apart = !texts[1].empty();
   const std::string cache = CacheFolder(cache_);
@@ -293,6 +298,7 @@ Json TextTask::DataSummary() const {
                   {"tokenizer_xxh64", HexText(tokenizer_->Hash())},
                   {"tokenizer", NameOf(tokenizer_->kind(), TokenizerKinds())},
                   {"vocab_size", tokenizer_->vocab_size()},
+                  {"ids", IdsOf(*tokenizer_)},
                   {"train", split(data_->train)},
                   {"valid", split(data_->valid)},
                   {"test", split(data_->test)},
@@ -312,7 +318,8 @@ void TextTask::LoadAssets(const std::string& folder) {
   std::error_code ignored;
   CISTERN_CHECK(std::filesystem::exists(path, ignored), folder,
                 " is not the folder of a text model: it lacks tokenizer.json");
-  TakeTokenizer(LoadTokenizer(path));
+  tokenizer_ = LoadTokenizer(path);
+  token_bytes_ = TokenBytes(*tokenizer_);
 }
 
 }  // namespace cistern

@@ -105,7 +105,7 @@ Score TranslationTask::Measure(Model& model, const Batch& batch) const {
   const at::Tensor targets = batch["targets"].reshape({-1}),
                    real = targets.ne(-100).nonzero().squeeze(1),
                    wanted = targets.index_select(0, real),
-                   hidden = translator.HiddenOfRows(batch.tensors);
+                   hidden = translator.HiddenOfRows(model.ReadOf(batch.tensors));
   Score score;
   MeasureTokens(translator, hidden.reshape({-1, hidden.size(-1)}).index_select(0, real), wanted,
                 token_bytes_, score);

@@ -9,8 +9,10 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
+#include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/row_batch.h"
+#include "cistern/tasks/token_ids.h"
 #include "cistern/text/translation_score.h"
 
 namespace cistern {
@@ -105,8 +107,7 @@ void CheckTargets(const std::string& name, const std::string& source, const std:
 }  // namespace
 
 TranslationTask::TranslationTask(const Options& options, const std::string&) : options_(options) {
-  if (options_.tokenizer == TokenizerKind::kWords)
-    FailUsage("task.translation: tokenizer=words is of the task lm; use bpe or bytes");
+  RefuseWords("translation", options_.tokenizer);
   if (options_.valid_share + options_.test_share >= 1)
     FailUsage("task.translation: valid_share + test_share leave nothing to train on");
   if (options_.batch_tokens > 0 && options_.batch_tokens <= options_.length)
@@ -205,11 +206,30 @@ TranslationTask::Examples TranslationTask::WithoutLong(const Examples& all) {
   return kept;
 }
 
+void TranslationTask::RefuseIdleKeys() const {
+  const std::string task = "task.translation";
+  RefuseIdleShares(task, options_);
+  RefuseIdleVocabulary("translation", options_);
+  bool tables = false, headers = false;
+  for (const auto& [source, target] : {std::pair{&options_.data, &options_.target},
+                                       {&options_.valid, &options_.valid_target},
+                                       {&options_.test, &options_.test_target}}) {
+    tables = tables || (!source->empty() && target->empty());
+    headers = headers || (target->empty() && MayHaveHeader(*source));
+  }
+  const std::string lines = options_.data + ", whose lines are the sources";
+  RefuseIdle(!tables && !options_.source_column.empty(), task + ".source_column", lines);
+  RefuseIdle(!tables && !options_.target_column.empty(), task + ".target_column", lines);
+  RefuseIdle(!headers && options_.header != Options().header, task + ".header",
+             options_.data + ", which is no table of .tsv or .csv");
+}
+
 void TranslationTask::Prepare() {
   if (options_.data.empty())
     FailUsage(
         "task.translation.data is empty: name a table of pairs, or a text of sources and with "
         "task.target the text of their targets");
+  if (!loaded_) RefuseIdleKeys();
   skipped_ = empty_ = too_long_ = 0;
   const std::vector<SentencePair> all =
       ReadPairs(Files(options_.data, options_.target), "read data");
@@ -286,9 +306,9 @@ Json TranslationTask::DataSummary() const {
     hash = XxHash64(bytes(e->tokens), hash);
     hash = XxHash64(bytes(e->offsets), hash);
   }
-  return {{"data", options_.data},    {"xxh64", HexText(hash)}, {"train", train_.size()},
-          {"valid", valid_.size()},   {"test", test_.size()},   {"left_out", too_long_ + empty_},
-          {"skipped_rows", skipped_}, {"notes", notes_}};
+  return {{"data", options_.data},    {"xxh64", HexText(hash)},    {"train", train_.size()},
+          {"valid", valid_.size()},   {"test", test_.size()},      {"left_out", too_long_ + empty_},
+          {"skipped_rows", skipped_}, {"ids", IdsOf(*tokenizer_)}, {"notes", notes_}};
 }
 
 void TranslationTask::SaveAssets(const std::string& folder) const {
@@ -296,12 +316,14 @@ void TranslationTask::SaveAssets(const std::string& folder) const {
 }
 
 void TranslationTask::LoadAssets(const std::string& folder) {
+  loaded_ = true;
   tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
   token_bytes_ = TokenBytes(*tokenizer_);
   token_bytes_.push_back(0);
 }
 
 bool TranslationTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
+  RefuseWords("translation", tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   return true;
 }

@@ -86,6 +86,7 @@ class TranslationTask : public Task {
   TableOptions table_options() const;
   PairFiles Files(const std::string& source, const std::string& target) const;
   std::vector<SentencePair> ReadPairs(const PairFiles& files, const char* what);
+  void RefuseIdleKeys() const;
   void LearnTokenizer(const std::vector<SentencePair>& train);
   Examples Encoded(const std::vector<SentencePair>& pairs) const;
   Examples WithoutLong(const Examples& all);
@@ -96,6 +97,7 @@ class TranslationTask : public Task {
   std::string Text(const std::vector<int32_t>& ids) const;
 
   Options options_;
+  bool loaded_ = false;  // LoadAssets
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::vector<int32_t> token_bytes_;  // of each id; none of `end`
   std::vector<double> unigram_nats_;  // of each id by its frequency, one added to each count

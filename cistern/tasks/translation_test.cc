@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "cistern/base/error.h"
 #include "cistern/io/test_folder.h"
@@ -418,6 +419,49 @@ TEST_F(Translation, BpeIsLearnedFromBothSides) {
   Write("pairs.tsv", pairs);
   Prepared()->Complete(config);
   EXPECT_EQ(config.vocab_size, 256 + 1 + 1);
+}
+
+TEST_F(Translation, KeysWithoutEffectAreRefused) {
+  const auto refused = [&](const std::string& key, auto change) {
+    const TranslationTask::Options usual = options_;
+    change(options_);
+    ExpectContains(Refusal(), {"task.translation." + key, "has no effect with"});
+    options_ = usual;
+  };
+  refused("vocab_size=300", [](auto& o) { o.vocab_size = 300; });
+  refused("valid_share", [](auto& o) { o.valid_share = 0.3; });
+  refused("test_share", [](auto& o) { o.test_share = 0.3; });
+  refused("split_seed", [](auto& o) { o.split_seed = 2; });
+  Write("a.en",
+        "\xef\xbb\xbf"
+        "a\nb\n");
+  Write("a.de",
+        "\xef\xbb\xbf"
+        "A\nB\n");
+  for (std::string* source : {&options_.data, &options_.valid, &options_.test})
+    *source = folder_ / "a.en";
+  for (std::string* target : {&options_.target, &options_.valid_target, &options_.test_target})
+    *target = folder_ / "a.de";
+  refused("source_column", [](auto& o) { o.source_column = "en"; });
+  refused("target_column", [](auto& o) { o.target_column = "de"; });
+  refused("header", [](auto& o) { o.header = TableOptions::Header::kYes; });
+  const auto task = Prepared();  // a byte order mark is no part of the first line
+  EXPECT_EQ(PairsOf(*task, Split::kTest)[0], (std::pair<std::string, std::string>("a", "A")));
+  // What a record holds is read.
+  task->SaveAssets(folder_.path());
+  options_.header = TableOptions::Header::kYes;
+  TranslationTask loaded(options_, "");
+  loaded.LoadAssets(folder_.path());
+  EXPECT_EQ(ErrorMessage([&] { loaded.Prepare(); }), "no error");
+}
+
+TEST_F(Translation, WordsAreNotTakenFromAnotherModel) {
+  TranslationTask task(options_, "");
+  bool more = true;
+  const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
+  const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
+  ExpectContains(ErrorMessage([&] { task.TakeTokenizer(words); }),
+                 {"task.translation: tokenizer=words is of the task lm; use bpe or bytes"});
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ constexpr double kPairsOfABlock = 1 << 22, kPairBlock = 6;
 // Of all heads: slots or features, each a mean or a sum over tokens and its normaliser.
 double StateSlots(const Mechanism& mechanism, const LayerStack& stack) {
   const at::TensorOptions options = at::TensorOptions().dtype(at::kFloat);
-  const double numbers = double(mechanism.StateBytes(1, 0, options)) / 8;
+  const double numbers = double(mechanism.StateBytes(1, 0, options, true)) / 8;
   return numbers / (double(stack.options().qkv_dim) / double(stack.options().heads) + 1);
 }
 

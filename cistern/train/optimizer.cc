@@ -148,6 +148,8 @@ double Optimizer::Step(double lr, double clip) {
   }
   if (clip > 0 && norm > clip) at::_foreach_mul_(grads, clip / (norm + 1e-6));
   Update(chosen, lr);
+  // torch's fused updates do not: what is kept of the weights (FoldedMap) compares versions.
+  for (const size_t i : chosen) parameters_[i].unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& p : parameters_) p.mutable_grad() = at::Tensor();
   return norm;
 }

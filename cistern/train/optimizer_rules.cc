@@ -160,10 +160,11 @@ bool IsMapOfBlock(const std::string& name, const at::Tensor& parameter) {
 
 // Nearly the orthogonal factor of each matrix of x, [n,R,C]: a quintic iteration of Newton and
 // Schulz, after which singular values lie between 0.7 and 1.2 (Jordan et al. 2024).
-at::Tensor Orthogonal(const at::Tensor& x, int64_t iterations) {
+// Written over y.
+at::Tensor Orthogonal(at::Tensor y, int64_t iterations) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
-  const bool tall = x.size(1) > x.size(2);
-  at::Tensor y = x / (at::linalg_vector_norm(x, 2, {1, 2}, /*keepdim=*/true) + 1e-7);
+  const bool tall = y.size(1) > y.size(2);
+  y.div_(at::linalg_vector_norm(y, 2, {1, 2}, /*keepdim=*/true) + 1e-7);
   if (tall) y = y.transpose(1, 2).contiguous();
   for (int64_t i = 0; i < iterations; ++i) {
     const at::Tensor square = at::bmm(y, y.transpose(1, 2));
@@ -193,7 +194,14 @@ class Muon : public Adam {
       }
     }
     Adam::Update(others, lr);
-    for (const auto& [shape, chosen] : maps) UpdateMaps(chosen, lr);
+    // Some of a shape at a time: the iteration holds four times as many numbers.
+    constexpr int64_t kAtOnce = 1 << 21;
+    for (const auto& [shape, chosen] : maps) {
+      const auto count = int64_t(chosen.size()),
+                 piece = std::max<int64_t>(1, kAtOnce / (shape.first * shape.second));
+      for (int64_t i = 0; i < count; i += piece)
+        UpdateMaps({chosen.begin() + i, chosen.begin() + std::min(count, i + piece)}, lr);
+    }
   }
 
  private:

@@ -300,6 +300,29 @@ TEST(Optimizer, FollowsItsDefinition) {
 
 // Saved after two updates and loaded into an optimizer of a copy, all later updates are the same
 // bits; a parameter that had no gradient is as it was.
+// In evaluation t2r keeps the product of its maps.
+TEST(Optimizer, EvaluationSeesItsUpdate) {
+  for (const auto& [kind, name] : OptimizerKinds()) {
+    const auto model = std::dynamic_pointer_cast<LanguageModel>(TinyModel());
+    model->eval();
+    const at::Tensor ids = at::arange(12).unsqueeze(0);
+    const auto logits = [&] {
+      const at::NoGradGuard guard;
+      ModelState state = model->EmptyState(1);
+      return model->Extend(ids, state);
+    };
+    logits();
+    model->TrainingLoss({{"ids", ids}, {"targets", ids}}).backward();
+    OptimizerOptions o;
+    o.kind = kind;
+    MakeOptimizer(*model, o)->Step(0.1, 0);
+    const at::Tensor got = logits();
+    model->train();
+    model->eval();
+    EXPECT_TRUE(at::equal(got, logits())) << name;
+  }
+}
+
 TEST(Optimizer, ContinuesFromWhatItSaved) {
   for (const Case& c : Cases()) {
     const auto model = TinyModel(at::kFloat), other = TinyModel(at::kFloat),

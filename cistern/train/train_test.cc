@@ -280,10 +280,11 @@ TEST(Memory, IsForetoldToAHalf) {
   both.decoder.attention = {"softmax", "latte"}, both.cross.attention = {"latte", "softmax"};
   mallopt(M_MMAP_THRESHOLD, 1 << 17);  // what is freed goes back to the system
   const int64_t rows = 4;
-  const auto step = [&](const ModelConfig& config, int64_t length, int64_t source, bool wide) {
+  const auto step = [&](const ModelConfig& config, int64_t length, int64_t source, bool wide,
+                        const OptimizerOptions& rule) {
     const auto model = MakeModel(config, 1);
     if (wide) model->to(at::kDouble);
-    const auto optimizer = MakeOptimizer(*model, {});
+    const auto optimizer = MakeOptimizer(*model, rule);
     const auto ids = [&](int64_t count) {
       return at::randint(0, config.vocab_size, {rows, count}, at::kLong);
     };
@@ -303,23 +304,28 @@ TEST(Memory, IsForetoldToAHalf) {
     ModelConfig config;
     int64_t length, source;
     bool doubles = false;
+    OptimizerOptions rule = {};
   };
   ModelConfig dropped = lm, features = lm, sines = lm;
   dropped.attention = {"softmax"}, dropped.attention_dropout = 0.1;
   features.attention = {"performer"}, features.attention_options["performer"]["features"] = 96;
   sines.attention = {"rfa"}, sines.attention_options["rfa"]["features"] = 96;
   ModelConfig wide = lm;
-  wide.vocab_size = 8192;  // logits of 4,096 tokens would be 134 MB, which nothing holds
-  for (const Case& c :
-       {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512}, Case{both, 128, 1024},
-        Case{both, 1024, 128}, Case{dropped, 1024, 0}, Case{features, 1024, 0},
-        Case{sines, 1024, 0}, Case{lm, 1024, 0, true}, Case{features, 1024, 0, true}}) {
-    step(c.config, 8, 8, c.doubles);
+  wide.vocab_size = 8192;   // logits of 4,096 tokens would be 134 MB, which nothing holds
+  ModelConfig square = lm;  // maps of one shape
+  square.dim = square.ffn_dim = 256, square.layers = 32, square.attention = {"softmax"};
+  OptimizerOptions muon;
+  muon.kind = OptimizerKind::kMuon, muon.muon.iterations = 1;
+  for (const Case& c : {Case{lm, 1024, 0}, Case{wide, 1024, 0}, Case{both, 512, 512},
+                        Case{both, 128, 1024}, Case{both, 1024, 128}, Case{dropped, 1024, 0},
+                        Case{features, 1024, 0}, Case{sines, 1024, 0}, Case{lm, 1024, 0, true},
+                        Case{features, 1024, 0, true}, Case{square, 8, 0, false, muon}}) {
+    step(c.config, 8, 8, c.doubles, c.rule);
     ResetPeakMemory();
     const int64_t before = ResidentBytes();
     if (PeakBytes() > before + (8 << 20))
       GTEST_SKIP() << "the system does not reset the peak of memory";
-    step(c.config, c.length, c.source, c.doubles);
+    step(c.config, c.length, c.source, c.doubles, c.rule);
     const double ratio =
         double(PeakBytes() - before) /
         double(EstimateTrainingBytes(c.config, rows, c.length, c.source, c.doubles ? 8 : 4));

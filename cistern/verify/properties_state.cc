@@ -29,7 +29,8 @@ void CrossState(Subject& subject, Meter& meter) {
                 queries = subject.Inputs(4, 5), own = subject.Inputs(3, 5);
   State state = Written(m, x);
   const State kept = state.Clone();
-  const int64_t bytes = m.Compact(state).Bytes(), predicted = m.StateBytes(3, 9, x[0].options());
+  const int64_t bytes = m.Compact(state).Bytes(),
+                predicted = m.StateBytes(3, 9, x[0].options(), true);
   meter.True(bytes == predicted, "cross, the state's size, predicted as ", predicted, ", is ",
              bytes);
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
@@ -88,8 +89,9 @@ Outcome CheckState(Subject& subject, const Settings& settings) {
                 empty = m.EmptyState(3, first[0].options()).Bytes();
   meter.True((bytes == empty) == subject.info().bounded, "the state's size, declared ",
              subject.info().bounded ? "bounded" : "growing");
-  meter.True(bytes == m.StateBytes(3, 9, first[0].options()), "the state's size, predicted as ",
-             m.StateBytes(3, 9, first[0].options()), ", is ", bytes);
+  meter.True(bytes == m.StateBytes(3, 9, first[0].options(), true),
+             "the state's size, predicted as ", m.StateBytes(3, 9, first[0].options(), true),
+             ", is ", bytes);
 
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);
   State chosen = state.Reorder(rows);
@@ -168,9 +170,9 @@ Outcome CheckDecoding(Subject& subject, const Settings& settings) {
   const at::Tensor got = Pieces(m, x, EachToken(length), {}, &state);
   const double tolerance = subject.Tolerance(at::kFloat, Form::kCausal, given, given);
   meter.Close(got, subject.Definition(Form::kCausal, given, given), tolerance, "token by token");
-  meter.True(m.Compact(state).Bytes() == m.StateBytes(3, length, x[0].options()),
-             "the state's size, predicted as ", m.StateBytes(3, length, x[0].options()), ", is ",
-             m.Compact(state).Bytes());
+  meter.True(m.Compact(state).Bytes() == m.StateBytes(3, length, x[0].options(), true),
+             "the state's size, predicted as ", m.StateBytes(3, length, x[0].options(), true),
+             ", is ", m.Compact(state).Bytes());
 
   const Tensors whole = Joined(given, more);
   const at::Tensor want = subject.Definition(Form::kCausal, whole, whole).narrow(2, length, 5);

@@ -113,8 +113,8 @@ at::Tensor EfficientMechanism::Definition(Form form, const std::vector<at::Tenso
 State EfficientMechanism::Merge(const State& first, const State& second) const {
   if (!scaling_) return LatteMechanism::Merge(first, second);
   State whole = UndefinedState();
-  whole[memory_] = first[memory_] + second[memory_];
-  if (by_length_) whole[count_] = first[count_] + second[count_];
+  whole[memory_] = SumOf(memory_, first, second);
+  if (by_length_) whole[count_] = SumOf(count_, first, second);
   return whole;
 }
 

@@ -97,7 +97,7 @@ at::Tensor LinearMechanism::Definition(Form form, const std::vector<at::Tensor>&
 
 State LinearMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
-  whole[memory_] = Settled(first)[memory_] + Settled(second)[memory_];
+  whole[memory_] = SumOf(memory_, Settled(first), Settled(second));
   return whole;
 }
 

@@ -179,7 +179,8 @@ at::Tensor LunaCausalMechanism::Definition(Form form, const std::vector<at::Tens
 
 State LunaCausalMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
-  for (const StateId& id : {key_memory_, value_memory_, count_}) whole[id] = first[id] + second[id];
+  for (const StateId& id : {key_memory_, value_memory_, count_})
+    whole[id] = SumOf(id, first, second);
   if (dims().memory_given) whole[memory_] = first[memory_], whole[readable_] = first[readable_];
   return whole;
 }

@@ -210,6 +210,36 @@ TEST(ConvLuna, PublishedMasksSeePadding) {
   }
 }
 
+TEST(SharedWorkspace, TokensAndWeightsOfTwoTypesAreRefused) {
+  at::NoGradGuard guard;
+  const auto m = Make("shared_workspace", {{"slots", 3}});
+  const auto x = Inputs(*m, 2, 9);
+  const std::string message = Thrown([&] { m->Bidirectional(testing::To(x, at::kFloat), {}); });
+  ExpectContains(message, {"[shared_workspace] expected tokens and weights of one dtype",
+                           "got Float and Double"});
+  m->to(at::kFloat);
+  ExpectContains(Thrown([&] { m->Bidirectional(x, {}); }), {"got Double and Float"});
+  m->Bidirectional(testing::To(x, at::kBFloat16), {});
+}
+
+TEST(Luna, TensorsOfOtherTokensArePackedNeitherNorUnpacked) {
+  at::NoGradGuard guard;
+  for (const char* name : {"luna", "conv_luna", "set_transformer", "shared_workspace"}) {
+    const auto m = Make(name, {{"slots", 3}});
+    for (const Side side : {Side::kKey, Side::kQuery}) {
+      auto x = Inputs(*m, 2, 9);
+      for (size_t i = 0; i < x.size(); ++i) {
+        if (m->Projections()[i].side == side) x[i] = x[i].narrow(1, 0, 1).narrow(3, 0, 1);
+      }
+      const auto call = [&] {
+        side == Side::kKey ? m->memory_mechanism()->Pack(x, {})
+                           : m->memory_mechanism()->Unpack(x, {}, {});
+      };
+      ExpectContains(Thrown(call), {StrCat("[", name, "] expected "), "of shape [B,"});
+    }
+  }
+}
+
 TEST(SharedWorkspace, AClosedInputGateKeepsTheMemory) {
   at::NoGradGuard guard;
   const auto m = Make("shared_workspace", {{"slots", 3}, {"init", "normal"}});

@@ -43,6 +43,9 @@ MechanismInfo shared_workspace_mechanism() {
   i.positions = AddedPositions();
   i.time = "O(T M d + M D^2)";
   i.state = "none";
+  i.fixes_length = [](const Json& options) {
+    return options.value("gate_input", "mean") == "flattened";
+  };
   // With the identity a head may weigh all tokens alike, and then any of them is among its first
   // three.
   i.cases = {Json{{"slots", 3}, {"init", "normal"}}, Json{{"slots", 4}, {"top_k", 0}},
@@ -136,6 +139,10 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
 at::Tensor SharedWorkspaceMechanism::Update(const std::vector<at::Tensor>& x,
                                             const at::Tensor& packed, const ops::Mask& mask) const {
   const int64_t dim = dims().dim;
+  const bool wide = up_.weight.scalar_type() == at::kDouble;
+  CISTERN_CHECK((x[k_].scalar_type() == at::kDouble) == wide,
+                "[shared_workspace] expected tokens and weights of one dtype, got ",
+                x[k_].scalar_type(), " and ", up_.weight.scalar_type());
   auto norm = [&](const at::Tensor& y, const Affine& a) {
     return at::layer_norm(y, {dim}, a.weight, a.bias, kNormEps);
   };

@@ -98,12 +98,6 @@ State SoftmaxMechanism::EmptyState(int64_t batch, const at::TensorOptions& optio
 
 namespace {
 
-// Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder
-// fits every tensor of a state.
-int64_t RowsInUse(const at::Tensor& count) {
-  return count.numel() > 0 ? count.const_data_ptr<int64_t>()[0] : 0;
-}
-
 // The `rows` in use with x appended after them. In place, into spare capacity that doubles, unless
 // gradients are recorded: those of earlier pieces may need the cache as it was, whether this one
 // has any or not. The caller's x stays its own. A cache keeps its type but where training has it
@@ -116,7 +110,7 @@ at::Tensor Append(at::Tensor& cache, int64_t rows, const at::Tensor& x, int64_t 
   const int64_t needed = rows + x.size(time);
   if (cache.size(time) < needed) {
     std::vector<int64_t> shape = cache.sizes().vec();
-    shape[time] = std::max<int64_t>({2 * rows, needed, 64});
+    shape[time] = cache.size(0) > 0 ? std::max<int64_t>({2 * rows, needed, 64}) : needed;
     const at::Tensor larger = at::empty(shape, cache.options());
     larger.narrow(time, 0, rows).copy_(cache.narrow(time, 0, rows));
     cache = larger;
@@ -138,7 +132,12 @@ at::Tensor KeepLastDocument(const at::Tensor& valid, const ops::Mask& mask, int6
 
 }  // namespace
 
-int64_t SoftmaxMechanism::Count(const State& state) const { return RowsInUse(state[count_]); }
+// Rows of the cache in use: the same for the whole batch, kept once a batch row so that Reorder
+// fits every tensor of a state. The cache of a batch of none has no spare room.
+int64_t SoftmaxMechanism::Count(const State& state) const {
+  const at::Tensor& count = state[count_];
+  return count.numel() > 0 ? count.const_data_ptr<int64_t>()[0] : state[keys_].size(2);
+}
 
 void SoftmaxMechanism::WriteBy(const at::Tensor& k, const at::Tensor& v, State& state,
                                const ops::Mask& mask) const {
@@ -270,7 +269,7 @@ void SoftmaxMechanism::Truncate(State& state, int64_t count) const {
 }
 
 int64_t SoftmaxMechanism::StateBytes(int64_t batch, int64_t tokens,
-                                     const at::TensorOptions& options) const {
+                                     const at::TensorOptions& options, bool) const {
   const int64_t width = dims().dim / dims().heads;
   return batch *
          ((key_heads_ + dims().heads) * tokens * width * int64_t(options.dtype().itemsize()) +

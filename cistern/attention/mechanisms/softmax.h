@@ -29,8 +29,8 @@ class SoftmaxMechanism : public Mechanism, public CountsOperations {
   at::Tensor Definition(Form form, const std::vector<at::Tensor>& queries,
                         const std::vector<at::Tensor>& x) const override;
   void Truncate(State& state, int64_t count) const override;
-  int64_t StateBytes(int64_t batch, int64_t tokens,
-                     const at::TensorOptions& options) const override;
+  int64_t StateBytes(int64_t batch, int64_t tokens, const at::TensorOptions& options,
+                     bool decodes) const override;
   State Compact(const State& state) const override;
   void CheckState(const State& state) const override;
   // Leaves q and k to the next layer where that copies scores.

@@ -118,7 +118,7 @@ at::Tensor T2rMechanism::Definition(Form form, const std::vector<at::Tensor>& qu
 
 State T2rMechanism::Merge(const State& first, const State& second) const {
   State whole = UndefinedState();
-  whole[memory_] = Settled(first)[memory_] + Settled(second)[memory_];
+  whole[memory_] = SumOf(memory_, Settled(first), Settled(second));
   return whole;
 }
 

@@ -1,0 +1,22 @@
+#pragma once
+// What tasks say of the tokenizer that their rows are read with.
+#include <string>
+
+#include "cistern/base/error.h"
+#include "cistern/base/hash.h"
+#include "cistern/text/tokenizer.h"
+
+namespace cistern {
+
+// What the ids of rows stand for, "ids" of a run's record (Task::DataSummary).
+inline std::string IdsOf(const Tokenizer& tokenizer) {
+  return tokenizer.kind() == TokenizerKind::kBytes ? "bytes"
+                                                   : "tokens of " + HexText(tokenizer.Hash());
+}
+
+inline void RefuseWords(const std::string& task, TokenizerKind kind) {
+  if (kind == TokenizerKind::kWords)
+    FailUsage("task.", task, ": tokenizer=words is of the task lm; use bpe or bytes");
+}
+
+}  // namespace cistern
