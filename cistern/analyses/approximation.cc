@@ -25,6 +25,11 @@ std::string SizeOption(const MechanismInfo& info) {
   return "";
 }
 
+// Ranks, landmarks and slots are at most the tokens; features may be more.
+bool WithinRow(const std::string& name) {
+  return name == kRank || SizeOption(FindMechanism(name)) != "features";
+}
+
 Json OptionsOf(const MechanismInfo& info, int64_t size, int64_t length) {
   Json options = Json::object();
   if (const std::string name = SizeOption(info); !name.empty()) options[name] = size;
@@ -146,6 +151,9 @@ ApproximationAnalysis::ApproximationAnalysis(const Options& options, const Analy
 }
 
 void ApproximationAnalysis::LayerSums::Merge(const LayerSums& o) {
+  if (o.reach < reach) return;
+  if (o.reach > reach) *this = LayerSums();
+  reach = o.reach;
   name = o.name, heads = std::max(heads, o.heads);
   for (const auto& by_name : o.errors) {
     for (const auto& by_size : by_name.second) {
@@ -162,6 +170,8 @@ void ApproximationAnalysis::LayerSums::Merge(const LayerSums& o) {
 void ApproximationAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool drawn,
                                    LayerSums* sums) {
   const int64_t length = std::min(options_.length, layer.RealQueries(row));
+  for (const int64_t size : options_.sizes)
+    if (size <= length) sums->reach = std::max(sums->reach, size);
   if (length < 2) return;
   std::vector<at::Tensor> x;
   for (const at::Tensor& t : RowOf(layer.x, row))
@@ -235,8 +245,7 @@ void ApproximationAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool
     std::vector<int64_t> sizes = options_.sizes;
     if (SizeOption(*info).empty()) sizes = {0};
     for (const int64_t size : sizes) {
-      // Landmarks and slots are at most the tokens; features may be more.
-      if (size > length && SizeOption(*info) != "features") continue;
+      if (size > length && WithinRow(info->name)) continue;
       std::string why;
       const auto core =
           CoreOf(*info, form, OptionsOf(*info, size, length), dims, context_.seed, &why);
@@ -288,8 +297,10 @@ void ApproximationAnalysis::Add(const Batch& batch, const std::vector<CapturedLa
       const bool asked = std::find(options_.layers.begin(), options_.layers.end(),
                                    int64_t(i) + 1) != options_.layers.end();
       if (!fits(layers[i]) || (!options_.layers.empty() && !asked)) continue;
-      AddRow(layers[i], row, rows_ == options_.row && int64_t(i) + 1 == options_.layer,
-             &layers_[i]);
+      LayerSums sums;
+      sums.name = layers_[i].name;
+      AddRow(layers[i], row, rows_ == options_.row && int64_t(i) + 1 == options_.layer, &sums);
+      layers_[i].Merge(sums);
     }
   }
 }
@@ -320,10 +331,13 @@ Figures ApproximationAnalysis::Report() const {
       false};
   Figures::Table spectra{"spectra",
                          "Singular values of the attention weights, means over heads and rows",
-                         {"layer", "tokens", "effective rank", "values with 90 % of the energy",
-                          "size by the theorem for 50 %"},
+                         {"layer", "rows", "tokens", "effective rank",
+                          "values with 90 % of the energy", "size by the theorem for 50 %"},
                          {}};
   std::map<std::string, std::map<int64_t, Errors>> all;
+  int64_t reach = std::numeric_limits<int64_t>::max();  // of all layers
+  for (const LayerSums& l : layers_)
+    if (l.heads > 0) reach = std::min(reach, l.reach);
   LineChart spectrum{"Spectrum of the attention weights",
                      "number of the singular value",
                      "share of the largest",
@@ -333,9 +347,11 @@ Figures ApproximationAnalysis::Report() const {
     if (l.heads == 0) continue;
     for (const auto& by_name : l.errors) {
       for (const auto& by_size : by_name.second) {
+        // As with rows, no curve has fewer layers at its larger sizes.
+        const bool of_all = by_size.first <= reach || !WithinRow(by_name.first);
         for (size_t h = 0; h < by_size.second.size(); ++h) {
           const Errors& e = by_size.second[h];
-          all[by_name.first][by_size.first].Merge(e);
+          if (of_all) all[by_name.first][by_size.first].Merge(e);
           by_layer.rows.push_back({l.name, int64_t(h) + 1, by_name.first, by_size.first,
                                    e.rows.Value(), e.tv.Value(), e.outputs.Value()});
         }
@@ -343,7 +359,8 @@ Figures ApproximationAnalysis::Report() const {
     }
     width.Merge(l.width), tokens.Merge(l.tokens);
     const double d = l.width.sum / double(l.width.count), n = l.tokens.sum / double(l.tokens.count);
-    spectra.rows.push_back({l.name, l.tokens.Value(), l.rank.Value(), l.ninety.Value(),
+    spectra.rows.push_back({l.name, l.width.count, l.tokens.Value(), l.rank.Value(),
+                            l.ninety.Value(),
                             std::min(9 * d * std::log(d), 5 * std::log(n)) / 0.25});
     Series series{l.name, {}, {}};
     for (size_t i = 0; i < l.spectrum.size(); ++i) {
@@ -392,6 +409,12 @@ Figures ApproximationAnalysis::Report() const {
   if (!bound.x.empty()) outputs.series.push_back(bound);
   for (LineChart* chart : {&rows, &outputs}) chart->log_x = true, chart->log_y = true;
   spectrum.log_x = spectrum.log_y = true;
+  for (const LayerSums& l : layers_) {
+    if (l.heads > 0 && l.width.count < measured_)
+      f.Text(StrCat(l.name, ": ", measured_ - l.width.count, " of ", measured_,
+                    " rows are left out. They are shorter than ", std::max(l.reach, int64_t{2}),
+                    " tokens, the largest size that any row reaches."));
+  }
   f.Add(std::move(means));
   f.Add(
       "rows", rows,

@@ -43,9 +43,11 @@ class ApproximationAnalysis : public Analysis {
     Mean rows, tv, outputs;
     void Merge(const Errors& o) { rows.Merge(o.rows), tv.Merge(o.tv), outputs.Merge(o.outputs); }
   };
+  // Of its rows that reach the largest size that any of them reaches: a shorter one would be part
+  // of the smaller sizes alone, and the curve one of other rows at each size.
   struct LayerSums {
     std::string name;
-    int64_t heads = 0;
+    int64_t heads = 0, reach = 0;  // reach: the largest size that is at most the tokens of the rows
     std::map<std::string, std::map<int64_t, std::vector<Errors>>> errors;  // name, size, head
     std::vector<Mean> spectrum;  // singular values divided by the largest, by their number
     Mean rank, ninety, width, tokens;

@@ -123,6 +123,31 @@ TEST(Approximation, MoreFeaturesAreNearer) {
   ExpectContains(page.Html(), {"Linformer&#39;s bound", "exact softmax", "performer, 4"});
 }
 
+// A row that is too short for the largest size is in none of the means: at the smaller sizes alone
+// it would bend the curve.
+TEST(Approximation, EverySizeIsOfTheSameRows) {
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(3, 12, {5, 12, 4}), row = batch.Rows(1, 2);
+  const ApproximationAnalysis::Options options = Sizes({2, 8, 16});
+  ApproximationAnalysis all(options, ContextOf(model)), one(options, ContextOf(model)),
+      first(options, ContextOf(model)), rest(options, ContextOf(model));
+  all.Add(batch, RunLayers(*model, batch));
+  one.Add(row, RunLayers(*model, row));
+  const Batch begin = batch.Rows(0, 1), end = batch.Rows(1, 3);
+  first.Add(begin, RunLayers(*model, begin));
+  rest.Add(end, RunLayers(*model, end));
+  first.Merge(rest);
+  const Figures want = one.Report();
+  EXPECT_EQ(want.Plain().find("left out"), std::string::npos);
+  for (const Figures& f : {all.Report(), first.Report()}) {
+    EXPECT_EQ(Cell(f.table("spectra"), 0, "rows"), 1);
+    ExpectContains(f.Plain(), {"layer 1: 2 of 3 rows are left out", "shorter than 8 tokens"});
+    for (const char* name : {"window", "linformer", "performer", "best of rank k"})
+      EXPECT_NEAR(Of(f, name, 2, "rows"), Of(want, name, 2, "rows"), 1e-9) << name;
+  }
+}
+
 TEST(Approximation, PartsMergeAndRefusals) {
   const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax", "latte"}));
   const at::NoGradGuard guard;

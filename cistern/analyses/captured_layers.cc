@@ -147,7 +147,7 @@ std::vector<CapturedLayer> LayerCapture::Take() {
   for (CapturedLayer& l : all) {
     // Layers without attention (reuse's placement=skip) are not called; tied ones are their owner.
     int64_t& number = counts[l.form];
-    number = std::max(number + 1, l.options.dims.layer + 1);
+    l.number = number = std::max(number + 1, l.options.dims.layer + 1);
     l.name = StrCat("layer ", number);
   }
   if (counts.size() > 1) {

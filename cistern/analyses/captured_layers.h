@@ -13,7 +13,8 @@ namespace cistern {
 
 // One attention layer of one pass of a batch. Tensors as in AttentionCall.
 struct CapturedLayer {
-  std::string name;  // "layer 1", "cross layer 2": layers count from 1
+  std::string name;    // "layer 1", "cross layer 2": layers count from 1
+  int64_t number = 0;  // the same, of those of its form
   const AttentionLayer* layer = nullptr;
   AttentionLayerOptions options;
   Mechanism* core = nullptr;

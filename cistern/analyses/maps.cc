@@ -36,6 +36,16 @@ at::Tensor EffectiveRanks(const at::Tensor& w) {
   return (-(p * p.clamp_min(1e-300).log()).sum(-1)).exp();
 }
 
+// The lines of two layers or more, each named by its form where there are several.
+void AddLines(const std::map<Form, Series>& by_form, LineChart* chart) {
+  chart->y_from_zero = true;
+  for (const auto& [form, series] : by_form) {
+    if (series.x.size() < 2) continue;
+    chart->series.push_back(series);
+    chart->series.back().name = by_form.size() > 1 ? FormName(form) : "mean over heads";
+  }
+}
+
 }  // namespace
 
 const AnalysisInfo& maps_analysis() {
@@ -164,8 +174,8 @@ void MapsAnalysis::Add(const Batch& batch, const std::vector<CapturedLayer>& all
   const std::vector<CapturedLayer> layers = ThatRead(all, "maps");
   if (layers_.empty()) {
     for (const CapturedLayer& l : layers)
-      layers_.push_back(
-          {l.name, l.layer->mechanism().info().name, std::vector<HeadSums>(size_t(l.heads()))});
+      layers_.push_back({l.name, l.layer->mechanism().info().name, l.form, l.number,
+                         std::vector<HeadSums>(size_t(l.heads()))});
     for (const int64_t n : options_.layers) {
       if (n > int64_t(layers.size()))
         FailUsage("maps.layers=", n, ": the model has ", layers.size(), " layers of attention");
@@ -234,10 +244,9 @@ Figures MapsAnalysis::Report() const {
                        {}};
   LineChart entropy{"Entropy by layer", "layer", "share of ln(tokens seen)", {}};
   LineChart locality{"Locality by layer", "layer", "mean distance in tokens", {}};
-  Series mean_share{"mean over heads", {}, {}}, mean_distance = mean_share;
+  std::map<Form, Series> shares, distances;  // means over heads
   int64_t without = 0;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const LayerSums& l = layers_[i];
+  for (const LayerSums& l : layers_) {
     HeadSums all;
     for (size_t h = 0; h < l.heads.size(); ++h) {
       const HeadSums& s = l.heads[h];
@@ -247,14 +256,12 @@ Figures MapsAnalysis::Report() const {
                             s.distance.Value(), s.rank.Value(), s.sum.Value(), s.negative.Value()});
     }
     without += all.without;
-    if (all.share.count > 0) {
-      mean_share.x.push_back(double(i) + 1);
-      mean_share.y.push_back(all.share.sum / double(all.share.count));
-    }
-    if (all.distance.count > 0) {
-      mean_distance.x.push_back(double(i) + 1);
-      mean_distance.y.push_back(all.distance.sum / double(all.distance.count));
-    }
+    const auto add = [&](const Mean& mean, Series* series) {
+      if (mean.count == 0) return;
+      series->x.push_back(double(l.number));
+      series->y.push_back(mean.sum / double(mean.count));
+    };
+    add(all.share, &shares[l.form]), add(all.distance, &distances[l.form]);
   }
   f.Add(std::move(table));
   if (without > 0) {
@@ -263,13 +270,11 @@ Figures MapsAnalysis::Report() const {
                   " queries, counted in each head, have no weight at all: they look nowhere, and "
                   "have a part in the row sum alone."));
   }
-  entropy.series = {mean_share};
-  locality.series = {mean_distance};
-  entropy.y_from_zero = locality.y_from_zero = true;
-  if (mean_share.x.size() > 1)
+  AddLines(shares, &entropy), AddLines(distances, &locality);
+  if (!entropy.series.empty())
     f.Add("entropy", entropy,
           "1: a layer's heads look at all tokens alike; 0: each query looks at one token.");
-  if (mean_distance.x.size() > 1)
+  if (!locality.series.empty())
     f.Add("locality", locality, "How far away, in tokens, what a query attends to stands.");
   if (drawn_.empty()) {
     f.Text(StrCat("Row ", options_.row, " was not among the ", rows_,

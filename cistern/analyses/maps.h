@@ -41,6 +41,8 @@ class MapsAnalysis : public Analysis {
   };
   struct LayerSums {
     std::string name, mechanism;
+    Form form = Form::kCausal;
+    int64_t number = 0;  // CapturedLayer::number
     std::vector<HeadSums> heads;
   };
   // What is drawn of the one row.

@@ -179,6 +179,26 @@ TEST(Maps, LongRowsAndParts) {
   EXPECT_NE(picture(other.Report()), picture(a));
 }
 
+// The layers of each form have a line, and its numbers.
+TEST(Maps, FormsHaveLinesOfTheirOwn) {
+  ModelConfig c = testing::SmallLm({"softmax"});
+  c.kind = "encoder_decoder", c.layers = 2;
+  c.encoder.attention = c.decoder.attention = c.cross.attention = {"softmax"};
+  const auto model = testing::Make<Model>(c);
+  const at::NoGradGuard guard;
+  Batch batch = testing::IdsBatch(1, 7);
+  batch.Add("source", testing::Ids(1, 9));
+  MapsAnalysis analysis({}, ContextOf(model));
+  analysis.Add(batch, RunLayers(*model, batch));
+  HtmlReport page("x");
+  analysis.Report().AddTo(page);
+  const std::string html = page.Html(), entropy = html.substr(html.find("Entropy by layer")),
+                    chart = entropy.substr(0, entropy.find("</svg>"));
+  ExpectContains(chart, {">bidirectional<", ">causal<", ">cross<", ">2<"});
+  EXPECT_EQ(chart.find(">3<"), std::string::npos) << chart;
+  EXPECT_EQ(chart.find(">6<"), std::string::npos) << chart;
+}
+
 TEST(Maps, OptionsThatDoNotFit) {
   const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax", "softmax"}));
   const at::NoGradGuard guard;
@@ -197,7 +217,7 @@ TEST(Maps, OptionsThatDoNotFit) {
 TEST(WeightedWords, EscapesAndMarks) {
   const std::string svg =
       RenderWords("a<b", {{" sea&", 1}, {"\n", 0.5}, {"x", -0.25}, {"y", NAN}}, 2);
-  ExpectContains(svg, {"a&lt;b", "> sea&amp;<", "·", "#D55E00", "stroke=\"#D55E00\"", "3: -"});
+  ExpectContains(svg, {"a&lt;b", "> sea&amp;<", "·", "#D55E00", "stroke=\"#D55E00\"", "4: -"});
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 

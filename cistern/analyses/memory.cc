@@ -135,14 +135,16 @@ MemoryAnalysis::MemoryAnalysis(const Options& options, const AnalysisContext& co
 void MemoryAnalysis::MemorySums::Add(const at::Tensor& memory) {
   slots = memory.size(0);
   const SlotStats s = StatsOfSlots(memory);
-  cosine.Add(s.cosine), rank.Add(s.rank), participation.Add(s.participation);
+  empty.Add(s.empty), cosine.Add(s.cosine);
+  rank.Add(s.rank), rank_share.Add(s.rank_share), participation.Add(s.participation);
   centred_rank.Add(s.centred_rank), centred_participation.Add(s.centred_participation);
   unique.Add(s.unique);
 }
 
 void MemoryAnalysis::MemorySums::Merge(const MemorySums& o) {
   slots = std::max(slots, o.slots);
-  cosine.Merge(o.cosine), rank.Merge(o.rank), participation.Merge(o.participation);
+  empty.Merge(o.empty), cosine.Merge(o.cosine);
+  rank.Merge(o.rank), rank_share.Merge(o.rank_share), participation.Merge(o.participation);
   centred_rank.Merge(o.centred_rank), centred_participation.Merge(o.centred_participation);
   unique.Merge(o.unique);
 }
@@ -343,12 +345,7 @@ MemorySummary MemoryAnalysis::Summary(const std::string& label) const {
       to.output.AddMean(l.output), to.tokens.AddMean(l.tokens), to.divisor.AddMean(l.divisor);
       for (const auto& [name, m] : l.memories) {
         if (name == "learned" || name == "input" || m.slots < 2) continue;
-        to.cosine.AddMean(m.cosine), to.unique.AddMean(m.unique);
-        if (m.rank.count > 0) {
-          Mean share = m.rank;
-          share.sum /= double(m.slots);
-          to.rank.AddMean(share);
-        }
+        to.cosine.AddMean(m.cosine), to.unique.AddMean(m.unique), to.rank.AddMean(m.rank_share);
       }
     }
   }
@@ -374,8 +371,9 @@ Figures MemoryAnalysis::Report() const {
         "a memory (cistern analyze MODEL --beside THIS --of memory).");
   Figures::Table slots{
       "slots",
-      StrCat("Slots, each divided by its length; means over ", measured_, " rows (and heads)"),
-      {"layer", "mechanism", "memory", "model", "slots", "cosine", "effective rank",
+      StrCat("Slots, each divided by its length, empty ones left out; means over ", measured_,
+             " rows (and heads)"),
+      {"layer", "mechanism", "memory", "model", "slots", "empty share", "cosine", "effective rank",
        "participation", "centred rank", "centred participation", "unique share"},
       {}};
   Figures::Table packing{
@@ -395,9 +393,10 @@ Figures MemoryAnalysis::Report() const {
       const char* model = sums == &trained_ ? "trained" : "random";
       for (const auto& entry : l.memories) {
         const MemorySums& m = entry.second;
-        slots.rows.push_back({l.name, l.mechanism, entry.first, model, m.slots, m.cosine.Value(),
-                              m.rank.Value(), m.participation.Value(), m.centred_rank.Value(),
-                              m.centred_participation.Value(), m.unique.Value()});
+        slots.rows.push_back({l.name, l.mechanism, entry.first, model, m.slots, m.empty.Value(),
+                              m.cosine.Value(), m.rank.Value(), m.participation.Value(),
+                              m.centred_rank.Value(), m.centred_participation.Value(),
+                              m.unique.Value()});
       }
       if (l.tokens.count == 0 && l.packed.count == 0) continue;
       packing.rows.push_back({l.name, l.mechanism, model, l.entropy.Value(), l.likeness.Value(),

@@ -40,7 +40,8 @@ class MemoryAnalysis : public Analysis {
   // Of one memory of a layer: the fields of SlotStats.
   struct MemorySums {
     int64_t slots = 0;
-    Mean cosine, rank, participation, centred_rank, centred_participation, unique;
+    Mean empty, cosine, rank, rank_share, participation, centred_rank, centred_participation,
+        unique;
     void Add(const at::Tensor& memory);  // [M,D]
     void Merge(const MemorySums& other);
   };

@@ -30,10 +30,12 @@ std::string Temperature(const MemorySummary& m) {
   if (!IsConv(m)) return "";
   return m.options.value("temperature", m.mechanism == "only_filtering" ? "sqrt" : "learn");
 }
-// What the products are divided by.
+// What the products are divided by; empty: packing has none that are.
 std::string Divisor(const MemorySummary& m) {
   if (IsConv(m)) return Temperature(m);
-  return HasMemory(m) ? "sqrt" : m.options.value("scale", "sqrt");
+  if (!HasMemory(m)) return m.options.value("scale", "sqrt");
+  if (m.mechanism == "shared_workspace") return "unit";
+  return IsLuna(m) || m.mechanism == "set_transformer" ? "sqrt" : "";
 }
 int64_t Kernel(const MemorySummary& m) {
   return m.mechanism == "only_scaling" ? 1 : m.options.value("kernel", int64_t{4});

@@ -46,6 +46,24 @@ TEST(SlotStats, KnownCases) {
   EXPECT_GT(offset.centred_rank, 4.9);
 }
 
+// Slots of zeros are empty: the figures are those of the others.
+TEST(SlotStats, EmptySlotsAreLeftOut) {
+  at::Tensor memory = at::zeros({6, 4}, at::kDouble);
+  memory[1][0] = 2, memory[3][0] = 1, memory[4][2] = 1;
+  const SlotStats three = StatsOfSlots(memory);
+  EXPECT_EQ(three.empty, 0.5);
+  EXPECT_NEAR(three.cosine, 1.0 / 3, 1e-12);
+  EXPECT_NEAR(three.unique, 2.0 / 3, 1e-12);
+  EXPECT_NEAR(three.rank_share, three.rank / 3, 1e-12);
+  EXPECT_NEAR(MeanCosine(memory), 1.0 / 3, 1e-12);
+  for (const int64_t left : {1, 0}) {
+    const SlotStats few = StatsOfSlots(memory.narrow(0, 0, 1 + left));
+    EXPECT_EQ(few.rank, left);
+    for (const double x : {few.cosine, few.unique, few.rank_share, few.centred_rank})
+      EXPECT_TRUE(std::isnan(x)) << left;
+  }
+}
+
 TEST(SlotStats, PlainLoops) {
   const at::Tensor m = testing::Normal({7, 40});
   const auto number = m.accessor<double, 2>();
@@ -116,7 +134,7 @@ TEST(Memory, AttentionBesideAMemoryIsNoPacking) {
   EXPECT_FALSE(packs(none));
 }
 
-// The scores of an arm of softmax may be divided by nothing.
+// The scores of an arm of softmax may be divided by nothing, and a memory may be written otherwise.
 TEST(Memory, ArmsSayTheirDivisor) {
   const at::NoGradGuard guard;
   const Batch batch = testing::IdsBatch(2, 9);
@@ -128,6 +146,16 @@ TEST(Memory, ArmsSayTheirDivisor) {
     analysis.Add(batch, RunLayers(*model, batch));
     const Figures f = CompareMemories({analysis.Summary("it")});
     EXPECT_EQ(Cell(f.table("arms"), 0, "divisor"), scale);
+  }
+  for (const auto& [mechanism, divisor] :
+       std::vector<std::pair<std::string, std::string>>{{"luna", "sqrt"},
+                                                        {"set_transformer", "sqrt"},
+                                                        {"conv_luna", "learn"},
+                                                        {"shared_workspace", "unit"},
+                                                        {"abc_mlp", ""}}) {
+    MemorySummary arm;
+    arm.mechanism = mechanism;
+    EXPECT_EQ(Cell(CompareMemories({arm}).table("arms"), 0, "divisor"), divisor) << mechanism;
   }
 }
 

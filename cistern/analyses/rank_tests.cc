@@ -157,15 +157,17 @@ TestResult KruskalWallis(const Samples& groups) {
   TestResult out;
   // The largest H without ties: groups that do not overlap, in any order. Of the ranks' sum of
   // squares, (N^3 - N)/12, ranks in a row leave each group the least within it, (n^3 - n)/12.
-  double within = 0;
+  double within = 0, orders = std::lgamma(double(k) + 1) - std::lgamma(total + 1);
   for (const auto& group : groups) {
     const auto n = double(group.size());
     within += n * n * n - n;
+    orders += std::lgamma(n + 1);
   }
   out.floor =
       ChiSquareTail((total - 1) * (1 - within / (total * total * total - total)), double(k) - 1);
-  if (scale < kSlack) {  // all values are equal
-    out.exact = 1;
+  out.exact_floor = std::exp(orders);  // k! of N! / (n_1! ... n_k!) ways
+  if (scale < kSlack) {                // all values are equal
+    out.exact = out.own_floor = 1;
     return out;
   }
   std::vector<int64_t> sums(k, 0);
@@ -199,7 +201,8 @@ TestResult KruskalWallis(const Samples& groups) {
   out.exact = TailOf(states, out.statistic, of_state);
   double largest = 0;
   for (const auto& entry : states) largest = std::max(largest, of_state(entry.first));
-  out.exact_floor = TailOf(states, largest, of_state);
+  out.own_floor = TailOf(states, largest, of_state);
+  out.exact_floor = std::min(out.exact_floor, out.own_floor);
   return out;
 }
 

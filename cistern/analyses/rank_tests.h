@@ -19,6 +19,9 @@ struct TestResult {
   double exact = -1;                   // by all permutations; -1: too many
   double effect = 0;                   // Kendall's W; epsilon squared
   double floor = 1, exact_floor = -1;  // the least p that any data of this size can give
+  // That these values can give in any order, by permutations; more than the floor for their ties.
+  // -1: not counted.
+  double own_floor = -1;
 };
 
 // chi2 = 12/(n k (k+1)) sum_j R_j^2 - 3 n (k+1), divided by 1 - sum (t^3 - t)/(n k (k^2-1)) for
@@ -29,7 +32,7 @@ TestResult Friedman(const Samples& blocks);
 
 // H = 12/(N(N+1)) sum_j R_j^2/n_j - 3(N+1), divided by 1 - sum (t^3 - t)/(N^3 - N) (Kruskal and
 // Wallis 1952); exact: all ways to give the ranks to groups of these sizes. Effect: H/(N-1). Least
-// p: `floor` of data without ties, at most p; `exact_floor` of these values, ties and all.
+// p: both floors are of data without ties, or of these values where those give less.
 TestResult KruskalWallis(const Samples& groups);
 
 // Holm (1979): adj_i = max_{j <= i} min(1, (m-j+1) p_j) over sorted p; in the order given.

@@ -143,6 +143,20 @@ TEST(RankTests, LeastPOfKruskalWallis) {
   EXPECT_LE(tied.floor, tied.p);
 }
 
+// Of ties alone: in any order one group has the 1, and H is the same; other values give 2 x 36/720.
+TEST(RankTests, TiesHaveAFloorOfTheirOwn) {
+  const TestResult t = KruskalWallis({{0, 0, 0}, {0, 0, 1}});
+  EXPECT_NEAR(t.exact_floor, 0.1, 1e-12);
+  EXPECT_NEAR(t.own_floor, 1, 1e-12);
+  const TestResult equal = KruskalWallis({{0, 0, 0}, {0, 0, 0}});
+  EXPECT_NEAR(equal.exact_floor, 0.1, 1e-12);
+  EXPECT_EQ(equal.own_floor, 1);
+  // Of unequal groups ties may also give less.
+  const TestResult less = KruskalWallis({{1}, {0, 0, 0}});
+  EXPECT_NEAR(less.own_floor, 0.25, 1e-12);
+  EXPECT_NEAR(less.exact_floor, 0.25, 1e-12);
+}
+
 TEST(RankTests, ChiSquareTables) {
   EXPECT_NEAR(ChiSquareTail(3.841459, 1), 0.05, 1e-6);
   EXPECT_NEAR(ChiSquareTail(5.991465, 2), 0.05, 1e-6);

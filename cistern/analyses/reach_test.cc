@@ -125,6 +125,9 @@ TEST(Reach, PartsMergeAndPictures) {
   HtmlReport page("x");
   a.AddTo(page);
   ExpectContains(page.Html(), {"Influence by distance", "the output at token 7", "> w"});
+  // Tokens of the map count from 1, as its lines do.
+  const std::string html = page.Html(), map = html.substr(html.find("What each output depends on"));
+  ExpectContains(map, {"text-anchor=\"middle\" fill=\"#777777\">7</text>"});
 }
 
 TEST(Reach, ClassifiersHaveOneOutput) {

@@ -21,10 +21,10 @@ StackCost CostOf(const ModelConfig& config, const std::vector<int64_t>& copied, 
                       (config.activation == Activation::kGeglu ? 3 : 2);
   const double seen = stack.form() == Form::kCausal ? (length + 1) / 2 : length;
   StackCost cost;
-  for (const int64_t k : copied) {
-    const double own = heads - double(k);  // heads with queries, keys and scores of their own
+  for (size_t l = 0; l < copied.size(); ++l) {
+    const double own = heads - double(copied[l]);  // with queries, keys and scores of their own
     const double maps = dim * width * (2 * own + 2 * heads);
-    cost.parameters += maps + feed;
+    if (stack.TiedTo(int64_t(l)) == int64_t(l)) cost.parameters += maps + feed;
     cost.flops += 2 * (maps + feed) + 2 * seen * width * (own + heads);
   }
   return cost;
@@ -78,6 +78,18 @@ double LeastOfCopies(const std::vector<std::vector<double>>& heads,
   return *std::prev(end);  // there are as many heads as sources: the first value can always be had
 }
 
+// Whether the model can be one of these options: tied layers have to copy the same.
+bool CanBe(ModelConfig config, const Json& options) {
+  config.attention = {"reuse"};
+  config.attention_options = {{"reuse", options}}, config.layer_options = Json::object();
+  try {
+    config.Validate();
+  } catch (const UsageError&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 ReuseRecommendation RecommendReuse(const std::vector<std::vector<std::vector<double>>>& best,
@@ -109,7 +121,7 @@ ReuseRecommendation RecommendReuse(const std::vector<std::vector<std::vector<dou
         }
         const bool better =
             count > chosen.copied || (count == chosen.copied && count > 0 && least > chosen.least);
-        if (least < threshold || !better) continue;
+        if (least < threshold || !better || !CanBe(config, options)) continue;
         chosen.options = options;
         chosen.copied = count;
         chosen.least = least;

@@ -17,10 +17,9 @@ std::string NameOfCell(const SimilarityCell& c) {
 
 std::string Short(double x) { return Fixed(x, 3); }
 
-PaperClaim Adjacent(const SimilarityCell& c) {
+PaperClaim Adjacent(const SimilarityCell& c, bool alone) {
   PaperClaim check;
-  check.claim =
-      "adjacent layers are the most alike" + (c.model.empty() ? "" : ": " + NameOfCell(c));
+  check.claim = "adjacent layers are the most alike" + (alone ? "" : ": " + NameOfCell(c));
   if (c.layers < 3) {
     check.answer = "cannot be said: of two layers each is adjacent to the other";
     return check;
@@ -156,7 +155,7 @@ void AddCells(const std::vector<SimilarityCell>& cells, Figures* f) {
     f->Add(std::move(table));
   }
   std::vector<PaperClaim> checks;
-  for (const SimilarityCell& c : cells) checks.push_back(Adjacent(c));
+  for (const SimilarityCell& c : cells) checks.push_back(Adjacent(c, cells.size() == 1));
   if (models || data) checks.push_back(ModelOrData(cells));
   if (images && text) checks.push_back(ImagesOrText(cells));
   f->Add(ChecksTable("P001", checks));

@@ -68,6 +68,11 @@ TEST(SimilarityCells, ChecksHaveAnswers) {
             Falling("random", false, 4, 0.11), Falling("random", true, 4, 0.29)},
            &g);
   EXPECT_EQ(AnswerTo(g, "similarity depends more on the model"), "does not hold");
+  // One model on both: each check says which data it is of.
+  Figures both;
+  AddCells({Falling("", false, 4, 0.1), Falling("", true, 4, -0.1)}, &both);
+  EXPECT_EQ(AnswerTo(both, "adjacent layers are the most alike: rows"), "holds");
+  EXPECT_EQ(AnswerTo(both, "adjacent layers are the most alike: random ids"), "does not hold");
   // Layers that are more alike the further apart.
   Figures h;
   AddCells({Falling("", false, 4, -0.1)}, &h);

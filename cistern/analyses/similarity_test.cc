@@ -290,6 +290,21 @@ TEST(ReusePlan, CopiesOfCopiesComeFromEarlierLayers) {
   EXPECT_EQ(RecommendReuse(best, c, 0.75, 64).copied, 6);
 }
 
+// Layers that are tied cannot copy otherwise than their owner, and have its parameters.
+TEST(ReusePlan, TiedLayers) {
+  ModelConfig c = SoftmaxLm(4);
+  std::vector<std::vector<std::vector<double>>> best(
+      4, std::vector<std::vector<double>>(2, std::vector<double>(4, 0.1)));
+  best[1][0][0] = best[3][0][2] = 0.9;
+  c.tied_layers = {0, 0, 2, 2};
+  EXPECT_EQ(RecommendReuse(best, c, 0.5, 63).copied, 0);
+  c.tied_layers = {0, 1, 0, 1};
+  const ReuseRecommendation r = RecommendReuse(best, c, 0.5, 63);
+  EXPECT_EQ(r.copied, 2);
+  // As in CopiesWhatIsAlikeEnough, of two layers alone.
+  EXPECT_NEAR(r.parameters_share, (2 * 1728.0 - 144) / (2 * 1728), 1e-12);
+}
+
 TEST(ReusePlan, CostOfNarrowHeadsAndGatedFeedForwards) {
   ModelConfig c = SoftmaxLm(4);
   c.qkv_dim = 6, c.activation = Activation::kGeglu;

@@ -33,19 +33,28 @@ double Participation(const at::Tensor& sigma) {
 }  // namespace
 
 SlotStats StatsOfSlots(const at::Tensor& memory) {
-  const at::Tensor m = OfLengthOne(memory.cpu());
+  const at::Tensor whole = memory.cpu().to(at::kDouble),
+                   m = OfLengthOne(whole.index({at::linalg_vector_norm(whole, 2, {1}) != 0}));
   const int64_t slots = m.size(0);
   SlotStats stats;
+  stats.empty = 1 - double(slots) / double(whole.size(0));
+  if (slots < 2) {
+    stats.rank = stats.participation = double(slots);
+    stats.cosine = stats.centred_rank = stats.centred_participation = stats.unique =
+        stats.rank_share = std::numeric_limits<double>::quiet_NaN();
+    return stats;
+  }
   const at::Tensor sigma = at::linalg_svdvals(m);
   const double total = sigma.sum().item<double>();
-  if (total > 0) stats.rank = EffectiveRank(sigma), stats.participation = Participation(sigma);
+  stats.rank = EffectiveRank(sigma), stats.participation = Participation(sigma);
+  stats.rank_share = stats.rank / double(slots);
   const at::Tensor centred = at::linalg_svdvals(m - m.mean(0, true));
   if (centred.sum().item<double>() > kNoVariety * total) {
     stats.centred_rank = EffectiveRank(centred);
     stats.centred_participation = Participation(centred);
   }
   const at::Tensor cosines = at::matmul(m, m.t()).contiguous();
-  stats.cosine = MeanCosine(memory);
+  stats.cosine = MeanCosine(m);
   const auto cosine = cosines.accessor<double, 2>();
   std::vector<int64_t> parent(static_cast<size_t>(slots));
   std::iota(parent.begin(), parent.end(), int64_t{0});
@@ -66,10 +75,10 @@ SlotStats StatsOfSlots(const at::Tensor& memory) {
 }
 
 double MeanCosine(const at::Tensor& x) {
-  const auto n = double(x.size(0));
-  if (n < 2) return std::numeric_limits<double>::quiet_NaN();
   const at::Tensor y = OfLengthOne(x), sum = y.sum(0);
-  return ((sum * sum).sum().item<double>() - (y * y).sum().item<double>()) / (n * (n - 1));
+  const double squares = (y * y).sum().item<double>(), n = std::round(squares);
+  if (n < 2) return std::numeric_limits<double>::quiet_NaN();
+  return ((sum * sum).sum().item<double>() - squares) / (n * (n - 1));
 }
 
 double MeanLikeness(const at::Tensor& p) {

@@ -54,7 +54,7 @@ std::string RenderWords(const std::string& title, const std::vector<WeightedWord
     if (x + wide > kWidth - 12 && x > 12) x = 12, y += kHigh;
     const double weight = words[i].weight;
     const double share = largest > 0 && std::isfinite(weight) ? std::abs(weight) / largest : 0;
-    body += StrCat("<g><title>", i, ": ", std::isfinite(weight) ? Significant(weight, 3) : "-",
+    body += StrCat("<g><title>", i + 1, ": ", std::isfinite(weight) ? Significant(weight, 3) : "-",
                    "</title>");
     if (share > 0.004 || int64_t(i) == marked) {
       body +=

@@ -479,6 +479,27 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   const Json of_two = ParseJson(could.out, "out")["tables"]["tests"];
   EXPECT_EQ(of_two[0]["least p exact"], 0.03125);
   EXPECT_EQ(of_two[0]["rejected"], "no");
+  // Seven values of eight are equal: the test could reject others.
+  std::string ties = "method,seed,value,outcome\n";
+  for (int run = 0; run < 8; ++run)
+    ties += StrCat(run % 2, ",", run / 2, ",", run == 7 ? 1 : 0, ",finished\n");
+  WriteFileAtomically(folder_ / "ties.csv", ties);
+  const Outcome tied = Run({"statistics", folder_ / "ties.csv", "--json"});
+  ASSERT_EQ(tied.code, 0) << tied;
+  const Json of_ties = ParseJson(tied.out, "out")["tables"]["tests"][1];
+  EXPECT_EQ(of_ties["rejected"], "no");
+  EXPECT_NEAR(of_ties["least p exact"].get<double>(), 2.0 / 70, 1e-12);
+  // A method with a run that did not finish is left out, and named.
+  WriteFileAtomically(folder_ / "wild.csv", ties + "wild,0,,diverged\nwild,1,0.5,finished\n");
+  const Outcome wild = Run({"statistics", folder_ / "wild.csv"});
+  ASSERT_EQ(wild.code, 0) << wild;
+  ExpectContains(wild.out,
+                 {"Left out: method wild, whose seed 0 has diverged.",
+                  "these values, in any order, give at least p = 1, ", "ties are part of it"});
+  WriteFileAtomically(folder_ / "none.csv",
+                      "method,seed,value,outcome\na,1,2,finished\nb,1,,failed\n");
+  Expect({"statistics", folder_ / "none.csv"}, 1,
+         {"in no cell have all runs of two of method finished"});
   // More cells than are drawn: the page says so.
   std::string many = "model,method,seed,value\n";
   for (int cell = 0; cell < 26; ++cell) {

@@ -407,7 +407,9 @@ void WriteReport(const Comparison& c, const std::string& path) {
             "1,024. Memory is the peak of one run beyond the inputs; of decoding, the state.");
   }
   LineChart valid{"Learning curve", "seconds of training", c.metric.label + " (validation)", {}};
-  LineChart loss{"Training loss", "step", "nats", {}};
+  // Of predicted numbers the mean square, else a likelihood.
+  const bool numbers = c.metric.name.ends_with("rmse");
+  LineChart loss{"Training loss", "step", numbers ? "loss" : "nats", {}};
   LineChart time{"Decoding time", "tokens before", "ms per token", {}};
   LineChart state{"Decoding state", "tokens before", "bytes", {}};
   state.log_y = true;

@@ -72,7 +72,7 @@ TEST_F(CompareTest, SeedsGiveAMeanWithAnInterval) {
                   row["decode"][0]["ms_per_token"].get<double>(),
               1e-9);
   ExpectContains(ReadFile(folder_ / "out/report.html"),
-                 {"of the memory limit", "tokens/s, 256 sequences"});
+                 {"of the memory limit", "tokens/s, 256 sequences", ">nats<"});
   ExpectContains(o.out, {" ± ", "The mean of 3 seeds"});
   const Outcome again = Run(Command({"--seeds", "3", "--resume"}));
   ASSERT_EQ(again.code, 0) << again;
@@ -307,6 +307,18 @@ TEST_F(CompareTest, TheTextMayMoveBeforeARunGoesOn) {
     EXPECT_TRUE(row.contains("long_blocks")) << row.dump(1) << o;
     EXPECT_FALSE(row.contains("unmeasured")) << row.dump(1);
   }
+}
+
+// The loss of predicted numbers is none of likelihood.
+TEST_F(CompareTest, TheLossOfNumbersIsNotInNats) {
+  std::string rows = "label\ttext\n";
+  for (int i = 0; i < 60; ++i) rows += StrCat(i * 7 % 11, "\tword ", i * i % 17, "\n");
+  WriteFileAtomically(folder_ / "rows.tsv", rows);
+  Words words = Command({"--set", "task.regression=true"});
+  words[1] = folder_ / "rows.tsv";
+  const Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  EXPECT_EQ(ReadFile(folder_ / "out/report.html").find(">nats<"), std::string::npos);
 }
 
 // What `train` refuses is that row's failure; what it would refuse of every row ends them all.

@@ -211,8 +211,6 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
                     "; leave it out with --columns, or omit --small");
         files.push_back((folder / column.small).lexically_normal().string());
       }
-      cell.text = StrCat("# ", cell.name, " of ", table.name, options.small ? ", small" : "",
-                         ".\nextends = ", files.dump(), "\n");
       Experiment published;
       ReadExperiment(published, row.cells[c].file, row.set);
       cell.set = row.set;
@@ -223,7 +221,7 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       if (!data.empty() && options.need_data)
         cell.set.push_back(StrCat("task.", task.name, ".", task.data, "=", places.Find(data)));
       cell.set.insert(cell.set.end(), options.set.begin(), options.set.end());
-      WriteFileAtomically(copy, cell.text);
+      WriteFileAtomically(copy, StrCat("extends = ", files.dump(), "\n"));
       try {
         ReadExperiment(cell.experiment, copy, cell.set);
         cell.experiment.model.Validate();
@@ -236,6 +234,8 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       } catch (const UsageError& e) {
         FailUsage(cell.name, ": ", e.what());
       }
+      cell.text = StrCat("# ", cell.name, " of ", table.name, options.small ? ", small" : "", ".\n",
+                         ExperimentToml(cell.experiment));
       cell.settings = SettingsOf(cell.experiment);
       cell.changes = ChangedSettings(SettingsOf(published), cell.settings);
       if (options.small && column.small_data != column.data)

@@ -15,8 +15,8 @@ namespace cistern::cli {
 struct ReproducedCell {
   size_t row = 0, column = 0;    // of the table
   std::string name, folder;      // "Luna-16, Text"; luna-16/text
-  std::string text;              // of its experiment file, which extends those of the table
-  std::vector<std::string> set;  // KEY=VALUE on top of it, without the seed
+  std::string text;              // of its experiment file
+  std::vector<std::string> set;  // KEY=VALUE on top of the table's files, without the seed
   Experiment experiment;         // as read with them
   // What it does, by its keys, but for the seed and where the data lie.
   std::map<std::string, std::string> settings;

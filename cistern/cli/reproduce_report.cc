@@ -441,9 +441,11 @@ std::string WriteReproduction(const Reproduction& r) {
       figures.AddTo(page);
       tested = figures.Plain();
       text += StrCat("\n## Do the variants differ?\n\n```\n", tested, "```\n");
-    } else {
-      tested = StrCat("No statistics: they need two seeds or more of every variant of a group (",
-                      "--seeds).\n");
+    } else if (left_out.empty()) {
+      tested = r.seeds > 1
+                   ? "No statistics: they need two variants or more of a group.\n"
+                   : "No statistics: they need two seeds or more of every variant of a group "
+                     "(--seeds).\n";
       page.Paragraph(tested);
       text += "\n" + tested;
     }

@@ -49,7 +49,7 @@ class ReproduceTest : public CliTest {
   static std::string Diverging() {
     return "[[row]]\nname = \"Wild\"\nfile = \"../experiments/base.toml\"\n"
            "set = [\"train.optimizer=sgd\", \"train.lr=1000\", \"train.schedule=constant\", "
-           "\"train.warmup=0\", \"train.steps=40\"]\n";
+           "\"train.warmup=0\", \"train.steps=40\"]\ngroup = \"all\"\nvariant = \"w\"\n";
   }
   Words Command(const Words& more) {
     return Words{"reproduce",    folder_ / "tables/tiny.toml", "--threads", "1", "--out",
@@ -228,6 +228,34 @@ TEST_F(ReproduceTest, FailedRunsAreResults) {
                              folder_ / "alone", "--seeds", "1", "--rows", "Wild"});
   EXPECT_EQ(alone.code, 1) << alone;
   ExpectContains(alone.err, {"no run has finished"});
+  // Its statistics leave out what did not finish, and say so.
+  const Outcome two = Run(Command({"--seeds", "2", "--rows", "Wild,Softmax", "--resume"}));
+  ASSERT_EQ(two.code, 0) << two;
+  ExpectContains(two.out, {"all, ListOps is not tested: not every run of it has finished"});
+  EXPECT_EQ(two.out.find("No statistics"), two.out.npos) << two;
+  Expect({"statistics", out + "/runs.csv", "--method", "variant", "--cell", "group,column",
+          "--value", "accuracy"},
+         1, {"runs.csv: in no cell have all runs of two of variant finished"});
+}
+
+// What is trained from it is that cell, with all that rows, options and --small say.
+TEST_F(ReproduceTest, ExperimentsAreThoseOfTheCells) {
+  const Outcome o = Run(Command({"--small", "--seeds", "1", "--rows", "Latte", "--estimate",
+                                 "--set", "train.batch=3", "--dtype", "float32"}));
+  ASSERT_EQ(o.code, 0) << o;
+  const std::string file = folder_ / "out/experiments/latte-listops.toml";
+  const Outcome printed = Run({"train", file, "--print-config"});
+  ASSERT_EQ(printed.code, 0) << printed;
+  ExpectContains(printed.out, {"attention = [\"latte\"]", "batch = 3", "steps = 2", "float32"});
+  const std::string text = ReadFile(file);
+  EXPECT_EQ(text.substr(text.find('\n') + 1), printed.out);
+}
+
+TEST_F(ReproduceTest, ExperimentsOfSomethingElseAreNotItsOwn) {
+  File("out/experiments/mine.toml", "");
+  Expect(Command({"--seeds", "1"}), 2,
+         {"files of something else in it (experiments/mine.toml)", "new folder"});
+  EXPECT_EQ(Contents(folder_ / "out").size(), 1u);
 }
 
 TEST_F(ReproduceTest, ResumesWhereItStopped) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 
 #include "cistern/analyses/rank_tests.h"
 #include "cistern/base/error.h"
@@ -31,8 +32,17 @@ void AddName(std::vector<std::string>* names, const std::string& name) {
   if (std::find(names->begin(), names->end(), name) == names->end()) names->push_back(name);
 }
 
-ResultCells ReadResults(const StatisticsCommand& c) {
-  ResultCells cells;
+// Of `cistern reproduce` (runs.csv): a run without a result.
+bool IsUnfinished(const std::string& outcome) {
+  return outcome == "diverged" || outcome == "failed";
+}
+
+struct ResultRow {
+  std::string where, cell, method, seed, value, outcome;  // outcome: empty where no column has it
+};
+
+std::vector<ResultRow> ReadRows(const StatisticsCommand& c) {
+  std::vector<ResultRow> rows;
   for (const std::string& path : c.files) {
     TableReader reader(path);
     const size_t method = reader.Column(c.method), seed = reader.Column(c.seed),
@@ -41,32 +51,64 @@ ResultCells ReadResults(const StatisticsCommand& c) {
     for (const std::string& cell : c.cells) names.push_back(reader.Column(cell));
     for (const size_t column : names) reader.Require(column);
     for (const size_t column : {method, seed}) reader.Require(column);
+    const auto& columns = reader.columns();
+    const auto outcome = std::find(columns.begin(), columns.end(), "outcome");
     std::vector<std::string> row;
     while (reader.Next(&row)) {
-      const std::string where = StrCat(path, ":", reader.line());
-      char* end = nullptr;
-      const double number = std::strtod(row[value].c_str(), &end);
-      CISTERN_CHECK(!row[value].empty() && *end == 0 && std::isfinite(number), where, ": ", c.value,
-                    " is '", row[value], "', not a finite number");
-      std::string name;
-      for (const size_t i : names) name += (name.empty() ? "" : ", ") + row[i];
-      auto found = std::find_if(cells.begin(), cells.end(),
-                                [&](const auto& entry) { return entry.first == name; });
-      if (found == cells.end()) found = cells.insert(cells.end(), {name, {}});
-      ResultCell& cell = found->second;
-      AddName(&cell.methods, row[method]);
-      AddName(&cell.seeds, row[seed]);
-      CISTERN_CHECK(cell.values.emplace(std::pair(row[method], row[seed]), number).second, where,
-                    ": a second value of ", c.method, " ", row[method], " and ", c.seed, " ",
-                    row[seed], name.empty() ? "" : " in " + name,
-                    "; name the columns that tell them apart with --cell");
+      std::string cell;
+      for (const size_t i : names) cell += (cell.empty() ? "" : ", ") + row[i];
+      rows.push_back({StrCat(path, ":", reader.line()), cell, row[method], row[seed], row[value],
+                      outcome == columns.end() ? "" : row[size_t(outcome - columns.begin())]});
     }
   }
+  return rows;
+}
+
+std::string In(const std::string& cell) { return cell.empty() ? "" : " in " + cell; }
+
+// `left_out`: the methods of a cell of which not every run has finished, in words.
+ResultCells ReadResults(const StatisticsCommand& c, std::vector<std::string>* left_out) {
+  const std::vector<ResultRow> rows = ReadRows(c);
+  std::set<std::pair<std::string, std::string>> unfinished;  // cell, method
+  for (const ResultRow& row : rows) {
+    if (!IsUnfinished(row.outcome)) continue;
+    unfinished.emplace(row.cell, row.method);
+    left_out->push_back(StrCat("Left out: ", c.method, " ", row.method, In(row.cell), ", whose ",
+                               c.seed, " ", row.seed, " has ", row.outcome, "."));
+  }
+  ResultCells cells;
+  for (const ResultRow& row : rows) {
+    if (unfinished.contains({row.cell, row.method})) continue;
+    char* end = nullptr;
+    const double number = std::strtod(row.value.c_str(), &end);
+    CISTERN_CHECK(!row.value.empty() && *end == 0 && std::isfinite(number), row.where, ": ",
+                  c.value, " is '", row.value, "', not a finite number");
+    auto found = std::find_if(cells.begin(), cells.end(),
+                              [&](const auto& entry) { return entry.first == row.cell; });
+    if (found == cells.end()) found = cells.insert(cells.end(), {row.cell, {}});
+    ResultCell& cell = found->second;
+    AddName(&cell.methods, row.method);
+    AddName(&cell.seeds, row.seed);
+    CISTERN_CHECK(cell.values.emplace(std::pair(row.method, row.seed), number).second, row.where,
+                  ": a second value of ", c.method, " ", row.method, " and ", c.seed, " ", row.seed,
+                  In(row.cell), "; name the columns that tell them apart with --cell");
+  }
+  std::erase_if(cells, [&](const auto& entry) {
+    const bool alone = entry.second.methods.size() < 2 &&
+                       std::any_of(unfinished.begin(), unfinished.end(),
+                                   [&](const auto& of) { return of.first == entry.first; });
+    if (alone)
+      left_out->push_back(StrCat("Nothing to compare", In(entry.first), ": ", c.method, " ",
+                                 entry.second.methods[0], " alone has finished."));
+    return alone;
+  });
   std::string files;
   for (const std::string& path : c.files) files += (files.empty() ? "" : ", ") + path;
-  CISTERN_CHECK(!cells.empty(), files, ": no rows");
+  CISTERN_CHECK(!rows.empty(), files, ": no rows");
+  CISTERN_CHECK(!cells.empty(), files, ": in no cell have all runs of two of ", c.method,
+                " finished; nothing to compare");
   for (const auto& entry : cells) {
-    const std::string in = entry.first.empty() ? "" : " in " + entry.first;
+    const std::string in = In(entry.first);
     CISTERN_CHECK(entry.second.methods.size() >= 2, files, ": there is one ", c.method, " alone",
                   in, "; nothing to compare");
     for (const std::string& m : entry.second.methods) {
@@ -86,11 +128,20 @@ Json NumberOrNull(double x) { return x < 0 ? Json() : Json(x); }
 // What decides: by permutations, where they were counted.
 double LeastP(const TestResult& t) { return t.exact < 0 ? t.floor : t.exact_floor; }
 
+double LeastOfOwn(const TestResult& t) { return t.own_floor < 0 ? LeastP(t) : t.own_floor; }
+
 // The least p of every cell after Holm over all of them. No data give less: it grows with each p.
-std::vector<double> HolmOfLeast(const std::vector<TestResult>& tests, bool exact) {
+std::vector<double> HolmOfLeast(const std::vector<TestResult>& tests,
+                                double (*least_of)(const TestResult&)) {
   std::vector<double> least;
-  for (const TestResult& t : tests) least.push_back(exact ? LeastP(t) : t.floor);
+  for (const TestResult& t : tests) least.push_back(least_of(t));
   return Holm(least);
+}
+
+std::string AboveAlpha(double floor, double holm, size_t cells, double alpha) {
+  return StrCat(Significant(floor, 3), ", after Holm over ", cells,
+                cells == 1 ? " cell " : " cells ", Significant(holm, 3), ", above ",
+                Significant(alpha, 3));
 }
 
 // What the floor of a test says before any data is looked at.
@@ -98,10 +149,16 @@ std::string PowerNote(const std::string& test, double floor, double holm, size_t
                       double alpha) {
   if (holm <= alpha) return "";
   return StrCat(test, ": with so few runs the least p that any data can give is ",
-                Significant(floor, 3), ", after Holm over ", cells,
-                cells == 1 ? " cell " : " cells ", Significant(holm, 3), ", above ",
-                Significant(alpha, 3),
+                AboveAlpha(floor, holm, cells, alpha),
                 ": it could not reject whatever the data, so that it did not says nothing.");
+}
+
+// The same of the values that are there.
+std::string TiesNote(const std::string& test, double floor, double holm, size_t cells,
+                     double alpha) {
+  if (holm <= alpha) return "";
+  return StrCat(test, ": these values, in any order, give at least p = ",
+                AboveAlpha(floor, holm, cells, alpha), "; ties are part of it.");
 }
 
 }  // namespace
@@ -144,7 +201,7 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
       {}};
   std::vector<std::string> notes;
   const auto add = [&](size_t i, const char* name, const TestResult& t, const Json& adjusted,
-                       double adjusted_exact, double least, double least_exact) {
+                       double adjusted_exact, double least, double least_exact, double own) {
     const std::string verdict = adjusted_exact <= c.alpha ? "yes"
                                 : least_exact > c.alpha   ? "cannot"
                                                           : "no";
@@ -152,23 +209,27 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
         {cells[i].first.empty() ? "all" : cells[i].first, int64_t(cells[i].second.methods.size()),
          int64_t(cells[i].second.seeds.size()), name, verdict, t.statistic, t.effect, t.p, adjusted,
          NumberOrNull(t.exact), adjusted_exact, t.floor, NumberOrNull(t.exact_floor)});
-    for (const std::string& note :
-         {PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, least, cells.size(),
-                    c.alpha),
-          t.exact < 0 ? std::string()
-                      : PowerNote(StrCat(name, " by permutations"), t.exact_floor, least_exact,
-                                  cells.size(), c.alpha)}) {
-      if (!note.empty()) AddName(&notes, note);
-    }
+    const auto note = [&](const std::string& text) {
+      if (!text.empty()) AddName(&notes, text);
+    };
+    note(PowerNote(StrCat(name, " by the chi-square approximation"), t.floor, least, cells.size(),
+                   c.alpha));
+    if (t.exact < 0) return;
+    const std::string test = StrCat(name, " by permutations");
+    note(least_exact > c.alpha ? PowerNote(test, t.exact_floor, least_exact, cells.size(), c.alpha)
+                               : TiesNote(test, LeastOfOwn(t), own, cells.size(), c.alpha));
   };
-  const std::vector<double> least = HolmOfLeast(friedman, false),
-                            least_exact = HolmOfLeast(friedman, true),
-                            least_ranks = HolmOfLeast(kruskal, false),
-                            least_ranks_exact = HolmOfLeast(kruskal, true);
+  const auto floor = [](const TestResult& t) { return t.floor; };
+  const std::vector<double> least = HolmOfLeast(friedman, floor),
+                            least_exact = HolmOfLeast(friedman, LeastP),
+                            least_ranks = HolmOfLeast(kruskal, floor),
+                            least_ranks_exact = HolmOfLeast(kruskal, LeastP),
+                            own_ranks = HolmOfLeast(kruskal, LeastOfOwn);
   for (size_t i = 0; i < cells.size(); ++i) {
-    add(i, "Friedman", friedman[i], holm[i], holm_exact[i], least[i], least_exact[i]);
+    add(i, "Friedman", friedman[i], holm[i], holm_exact[i], least[i], least_exact[i],
+        least_exact[i]);
     add(i, "Kruskal-Wallis", kruskal[i], Json(), holm_ranks[i], least_ranks[i],
-        least_ranks_exact[i]);
+        least_ranks_exact[i], own_ranks[i]);
   }
   f.Add(std::move(tests));
   f.Text(
@@ -238,7 +299,10 @@ int RunStatistics(const StatisticsCommand& c) {
       return name.starts_with("statistics") || (earlier && name == "report.html");
     });
   }
-  const Figures f = TestMethods(ReadResults(c), {c.alpha, c.draws, c.common.seed, c.value});
+  std::vector<std::string> left_out;
+  const ResultCells cells = ReadResults(c, &left_out);
+  Figures f = TestMethods(cells, {c.alpha, c.draws, c.common.seed, c.value});
+  for (const std::string& line : left_out) f.Text(line);
   if (!c.out.empty()) {
     EnsureDirectory(c.out);
     f.Write(c.out, "statistics");
