@@ -59,8 +59,10 @@ def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max
               layer: int = 0, dropout: float = 0.0, **more: Any) -> str:
     """What names a core to the library: its mechanism, options and sizes. `more`: model, the width
     of the model if it is not `dim`; relative, relative_std."""
-    sizes = {"max_length": max_length, "layer": layer, "dropout": dropout}
-    for name, value in {**options, **sizes}.items():
+    sizes = {
+        "dim": dim, "heads": heads, "max_length": max_length, "layer": layer, "dropout": dropout
+    }
+    for name, value in [*options.items(), *sizes.items()]:
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
@@ -71,14 +73,19 @@ def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max
         {
             "mechanism": mechanism,
             "options": options,
-            "dim": dim,
-            "heads": heads,
-            "max_length": max_length,
-            "layer": layer,
-            "dropout": dropout,
+            **sizes,
             **more,
         }
     )
+
+
+def complete_config(config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The config of a model of that kind with every key, those that it leaves out at their
+    defaults."""
+    found = config.get("kind", kind)
+    if found != kind:
+        raise UsageError(f"expected the config of a model of kind {kind}, got one of {found}")
+    return answer(torch.ops.cistern.complete_model_config(json.dumps({**config, "kind": kind})))
 
 
 def model_stack(config: dict[str, Any], form: str) -> dict[str, Any]:
@@ -91,4 +98,8 @@ def model_stack(config: dict[str, Any], form: str) -> dict[str, Any]:
 def describe(spec: str, form: str, positions: str = "none", conv: int = 0) -> dict[str, Any]:
     """Projections, weights and state of a core, after all checks; UsageError where it cannot be
     made."""
-    return answer(torch.ops.cistern.describe_core(spec, form, positions, conv))
+    try:
+        return answer(torch.ops.cistern.describe_core(spec, form, positions, conv))
+    except UsageError as e:  # configs have attention_dropout, and dropout for what a layer gives
+        said = str(e).replace("and dropout for", "and drop of")
+        raise UsageError(said.replace("attention_dropout", "dropout")) from None

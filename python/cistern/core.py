@@ -72,8 +72,7 @@ def run(
 def empty(spec: str, names: Sequence[str], like: Tensor, batch: int, training: bool) -> State:
     """The empty state of `batch` rows, in the type of `like` (float32 for half precision) and on
     its device."""
-    row = torch.ops.cistern.empty_state(spec, _single(like), training)
-    return {name: t.expand(batch, *t.shape[1:]).contiguous() for name, t in zip(names, row)}
+    return dict(zip(names, torch.ops.cistern.empty_state(spec, _single(like), batch, training)))
 
 
 class Core(nn.Module):
@@ -100,7 +99,8 @@ class Core(nn.Module):
         heads: number of heads.
         form: "causal", "bidirectional" or "cross".
         max_length: longest sequence, for mechanisms whose weights depend on the position.
-        dropout: on the attention probabilities, in training, where the mechanism forms them.
+        dropout: on the attention probabilities, in training; an error where the mechanism forms
+            none.
         model_dim: width of the model; 0: dim.
         positions: "relative" adds T5's bias to the scores, from a table that the core owns, at
             first with standard deviation `relative_std`; other kinds are only checked.

@@ -17,6 +17,8 @@ the first.
 from __future__ import annotations
 
 import inspect
+import operator
+import sys
 from typing import Any, Callable, Mapping
 
 import torch
@@ -50,9 +52,10 @@ def _resolve(
     Where the caller does not give the size that sets the width of a tensor or the shape of a weight
     (latents, slots), these do.
     """
+    if ":" in mechanism:
+        raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Core")
     if mechanism not in mechanisms():
         describe(make_spec(mechanism, {}, 1, 1), form)  # says which name is near
-        raise UsageError(f"head groups such as '{mechanism}' are for cistern.nn.Attention")
     given = dict(options)
     known = mechanisms()[mechanism]["options"]
     values = shapes[min(2, len(shapes) - 1)]  # the third, or the last where keys are values
@@ -106,6 +109,13 @@ def _resolve(
                           sees_padding])
 
 
+# The number itself: under torch.compile one that changes from call to call is a symbol.
+def _constant(value: Any) -> Any:
+    if type(value) is int:
+        return operator.index(value)
+    return float(f"{value}") if type(value) is float else value
+
+
 def attention(
     mechanism: str,
     *tensors: Tensor,
@@ -146,8 +156,8 @@ def attention(
         layout: "bhtd", or "bthd" for tensors [B, T, H, w], which are not copied; the output has it
             too.
         max_length: for mechanisms whose weights depend on the position.
-        dropout: on the attention probabilities, if the mechanism computes them. It is always
-            applied: pass 0 in evaluation.
+        dropout: on the attention probabilities; an error where the mechanism computes none. It is
+            always applied: pass 0 in evaluation.
         options, **more: of the mechanism. Pass options with the name of another argument in the
             mapping `options`.
 
@@ -173,10 +183,12 @@ def attention(
         raise UsageError(
             f"[{mechanism}] a state in and out belongs to the causal form; cistern.nn.Core has "
             "write and read for cross attention")
-    shapes = tuple((t.shape[1], t.shape[3]) for t in tensors)
-    given = tuple({**(options or {}), **more}.items())
-    sizes = tuple((name, tuple(w.shape)) for name, w in (weights or {}).items())
-    resolved = _resolve(mechanism, form, given, shapes, sizes, max_length, dropout)
+    shapes = tuple((_constant(t.shape[1]), _constant(t.shape[3])) for t in tensors)
+    given = tuple((name, _constant(value)) for name, value in {**(options or {}), **more}.items())
+    sizes = tuple((name, tuple([_constant(n) for n in w.shape]))
+                  for name, w in (weights or {}).items())
+    resolved = _resolve(mechanism, form, given, shapes, sizes, _constant(max_length),
+                        _constant(dropout))
     spec, own_names, state_names, memory, sides, sees_padding = resolved.split(_BETWEEN)
     names = own_names.split(",") if own_names else []
     unknown = [name for name in weights or {} if name not in names]
@@ -250,7 +262,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
     mechanism = _ALIASES.get(name, name)
     if mechanism not in mechanisms():
         raise AttributeError(f"cistern.functional has no '{name}'; it has {', '.join(__dir__())}")
-    globals()[name] = _function(mechanism)
+    # An alias is the same function, which has one name to be pickled by.
+    globals()[name] = _function(name) if name == mechanism else getattr(sys.modules[__name__],
+                                                                        mechanism)
     return globals()[name]
 
 

@@ -4,6 +4,7 @@ They have the same config.json and model.safetensors, and give the same numbers.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import warnings
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cistern._library import UsageError, answer, model_stack
+from cistern._library import UsageError, answer, complete_config, model_stack
 from cistern.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands_of
 from cistern.blocks import Blocks, Stream
 from cistern.masks import TokenMap, require_maskable
@@ -25,6 +26,15 @@ def _logits(config: dict[str, Any], x: Tensor, table: Tensor, head: nn.Module | 
     if head is not None:
         return head(x)
     return F.linear(x / math.sqrt(x.shape[-1]) if config.get("scale_logits") else x, table)
+
+
+# Its first weights, as the program draws them: by init_std, embedding_std, position_std and init of
+# the config, from torch's generator. Shapes alone (the meta device, fake tensors) get none.
+def _draw(model: nn.Module, config: dict[str, Any]) -> None:
+    if next(model.parameters()).untyped_storage().device.type != "meta":
+        said, weights = torch.ops.cistern.initial_model_weights(json.dumps(config))
+        answer(said)
+        model.load_state_dict(weights)
 
 
 class _Trunk(nn.Module):
@@ -110,12 +120,13 @@ def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
 class DecoderLM(_Trunk):
     """A causal language model. model(ids) -> logits; model.extend(ids, state) continues a state.
 
-    config: as in config.json (`load` reads one).
+    config: as in config.json (`load` reads one), defaults may be left out. The first weights are
+    drawn as the program draws them.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, "decoder_lm")
         vocab, dim = config["vocab_size"], model_stack(config, "causal")["dim"]
         own = config.get("decoder_lm", {})
         self.adaptive: bool = own.get("embedding", "table") == "adaptive"
@@ -125,6 +136,7 @@ class DecoderLM(_Trunk):
         self.lm_head: Any = AdaptiveSoftmax(config, own, dim) if self.adaptive else (
             None if config["tie_embeddings"] else nn.Linear(
                 self._dim, vocab, bias=config["bias"] or config["head_bias"]))
+        _draw(self, config)
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
              starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
@@ -157,12 +169,13 @@ class EncoderClassifier(_Trunk):
     """A bidirectional encoder with a pooled classification head: model(ids, lengths) -> logits [B,
     classes]."""
 
+    kind = "encoder_classifier"
+
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, self.kind)
         stack = model_stack(config, "bidirectional")
-        dim, self.cls = stack["dim"], config["pooling"] == "cls"
-        width = stack["input_dim"]
+        width, self.cls = stack["input_dim"], config["pooling"] == "cls"
         values = config.get("encoder_classifier", {})
         self.values: bool = values.get("input", "tokens") == "values"
         if self.values:
@@ -177,7 +190,11 @@ class EncoderClassifier(_Trunk):
         if config.get("padding") == "reads":
             raise UsageError("the Python package has no padding=reads; run such a model with the "
                              "program")
-        self.classifier = Head(config, dim, stack["ffn_dim"], stack["dropout"])
+        self.classifier = self._head(config, stack)
+        _draw(self, config)
+
+    def _head(self, config: dict[str, Any], stack: dict[str, Any]) -> nn.Module:
+        return Head(config, stack["dim"], stack["ffn_dim"], stack["dropout"])
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None, positions: Tensor | None = None,
                 valid: Tensor | None = None) -> Tensor:
@@ -233,13 +250,13 @@ class TwoTower(EncoderClassifier):
     """One encoder for two texts and a head that compares them: model(ids, second_ids) -> logits
     [B, classes]."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
-        stack = model_stack(config, "bidirectional")
-        kind = config.get("two_tower", {}).get("match", "lra")
+    kind = "two_tower"
+
+    def _head(self, config: dict[str, Any], stack: dict[str, Any]) -> nn.Module:
+        match = config.get("two_tower", {}).get("match", "lra")
         given: float = config.get("head_dropout", -1)
-        self.classifier = MatchHead(kind, stack["dim"], stack["ffn_dim"], config["classes"],
-                                     given if given >= 0 else stack["dropout"])
+        return MatchHead(match, stack["dim"], stack["ffn_dim"], config["classes"],
+                         given if given >= 0 else stack["dropout"])
 
     def forward(self, ids: Tensor, second_ids: Tensor, lengths: Tensor | None = None,
                 second_lengths: Tensor | None = None, valid: Tensor | None = None,
@@ -257,7 +274,7 @@ class MaskedLM(_Trunk):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, "masked_lm")
         vocab = self.mask_id = config["vocab_size"]
         dim = model_stack(config, "bidirectional")["dim"]
         self.embed_tokens = nn.Embedding(vocab, dim)
@@ -268,6 +285,7 @@ class MaskedLM(_Trunk):
         transform = config.get("masked_lm", {}).get("transform", True)
         self.transform = nn.Linear(dim, dim) if transform else None
         self.transform_norm = norm_of(config, dim) if transform else None
+        _draw(self, config)
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None,
                 valid: Tensor | None = None) -> Tensor:
@@ -295,11 +313,12 @@ class SpanPredictor(_Trunk):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, "span_predictor")
         dim = model_stack(config, "bidirectional")["dim"]
         self.embed_tokens = nn.Embedding(config["vocab_size"], dim)
         self._build(config, "bidirectional")
         self.span_head = nn.Linear(dim, 2, bias=False)
+        _draw(self, config)
 
     def forward(self, ids: Tensor, lengths: Tensor | None = None,
                 valid: Tensor | None = None) -> Tensor:
@@ -329,7 +348,7 @@ class EncoderDecoder(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, "encoder_decoder")
         if config.get("cross", {}).get("memory", "own") != "own":
             raise UsageError("the Python package has no cross.memory; run such a model with the "
                              "C++ library")
@@ -342,6 +361,7 @@ class EncoderDecoder(nn.Module):
         self.decoder = _Half(config, "causal")
         self.lm_head = None if config["tie_embeddings"] else nn.Linear(
             dims[1], vocab, bias=config["bias"] or config["head_bias"])
+        _draw(self, config)
 
     def _encoded(self, source: Tensor, lengths: Tensor | None, valid: Tensor | None) -> list[Any]:
         if valid is not None:
@@ -393,13 +413,14 @@ class Forecaster(_Trunk):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = complete_config(config, "forecaster")
         own, dim = config["forecaster"], model_stack(config, "causal")["dim"]
         self.outputs: int = own["outputs"]
         self.residual: bool = own.get("residual", True)
         self.embed_values = nn.Linear(own["inputs"], dim)
         self._build(config, "causal")
         self.out_proj = nn.Linear(dim, self.outputs)
+        _draw(self, config)
 
     def _run(self, values: Tensor, state: Any, keep: bool, lengths: Tensor | None,
              starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
@@ -470,11 +491,12 @@ def load(
         if not w.is_floating_point():
             raise UsageError(
                 f"{file}: tensor '{name}' has type {w.dtype}, expected floating point")
-    model = KINDS[config["kind"]](config)
-    model.to(next((w.dtype for w in weights.values()), torch.float32))
+    with torch.device("meta"):  # no weights are drawn
+        model = KINDS[config["kind"]](config)
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
         raise UsageError(f"{file}: {e}") from None
+    model.to(next((w.dtype for w in weights.values()), torch.float32))
     model.eval()
     return cast(Any, model)

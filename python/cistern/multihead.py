@@ -29,8 +29,9 @@ class MultiheadAttention(nn.Module):
     them as keys alone, and so does cross attention here.
 
     Unsupported: attention masks other than the causal one, attention weights (`need_weights` is
-    ignored and None is returned instead: no mechanism here computes them), bias_kv, zero_attn, kdim
-    and vdim.
+    ignored and None is returned instead: no mechanism here computes them), bias_kv, zero_attn,
+    kdim, vdim and nested tensors (in a finished nn.TransformerEncoder set use_nested_tensor =
+    False).
 
     Args:
         embed_dim, num_heads, dropout, bias, batch_first, device, dtype: as in
@@ -142,6 +143,11 @@ class MultiheadAttention(nn.Module):
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
         """As torch.nn.MultiheadAttention.forward, but for the second result, which is None."""
+        if query.is_nested:
+            raise UsageError(
+                "nested tensors are for torch's attention alone; where nn.TransformerEncoder makes "
+                "them of padded rows, set its use_nested_tensor = False, or give it "
+                "enable_nested_tensor=False")
         itself = query is key and key is value
         self._check_mask(
             attn_mask, is_causal,

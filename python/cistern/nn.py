@@ -64,6 +64,25 @@ class _Convolution(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
+# Whether calling the map is its weight and bias alone: nothing was put around it or in its place
+# (hooks, adapters, parametrizations, quantized maps).
+def _plain(linear: nn.Module) -> bool:
+    return type(linear) is nn.Linear and "forward" not in linear.__dict__ and not (
+        linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
+        or linear._backward_pre_hooks)
+
+
+# What all of these maps make of x, side by side: in one product where they are plain.
+def _product(x: Tensor, maps: list[nn.Linear]) -> Tensor:
+    if not all(_plain(m) for m in maps):
+        return torch.cat([m(x) for m in maps], -1)
+    bias = None
+    if any(m.bias is not None for m in maps):
+        bias = torch.cat([m.weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias
+                          for m in maps])
+    return F.linear(x, torch.cat([m.weight for m in maps]), bias)
+
+
 class Attention(nn.Module):
     """Multi-head attention with any mechanism: declared projections, short convolution, rotary
     positions, core, output projection.
@@ -97,7 +116,7 @@ class Attention(nn.Module):
         qkv_dim: width of queries, keys and values, all heads together; 0: dim.
         form: "causal", "bidirectional" or "cross" (layer(x, source)).
         positions: "rotary" rotates the projections of mechanisms that allow it; "relative" adds
-            T5's bias to the scores of softmax; else "none".
+            T5's bias to the scores of softmax; else "none": positions of embeddings are a model's.
         conv: taps of the causal short convolution on every projection; 0 for none.
         bias: biases in all projections.
         source_dim: cross: width of the source; 0: dim.
@@ -133,6 +152,10 @@ class Attention(nn.Module):
         owner = None if first is None else first.core
         self.core: Core = Core(mechanism, qkv_dim or dim, heads, form=form, positions=positions,
                                conv=conv, model_dim=dim, first=owner, **core)
+        if positions not in ("none", "rotary", "relative"):
+            raise UsageError(
+                f"positions={positions} are added to embeddings, which a layer does not have: add "
+                "them to x, and give the layer rotary, relative or none")
         if positions == "relative" and mechanism == "reuse":
             raise UsageError("[reuse] the Python package does not pass on the bias of relative "
                              "positions with copied scores; run such a model with the program")
@@ -194,14 +217,10 @@ class Attention(nn.Module):
         parts: dict[str, Tensor] = {}
         if mapped:
             maps = [self._map(p) for p in mapped]
-            bias = None
-            if any(m.bias is not None for m in maps):
-                bias = torch.cat([m.weight.new_zeros(m.weight.shape[0]) if m.bias is None
-                                  else m.bias for m in maps])
             given = x
             if mapped[0]["normalised"]:
                 given = x / torch.linalg.vector_norm(x, dim=2, keepdim=True).clamp_min(1e-12)
-            y = F.linear(given, torch.cat([m.weight for m in maps]), bias)
+            y = _product(given, maps)
             if self.conv > 0:
                 filters = torch.cat([getattr(self, p["name"] + "_conv").weight for p in mapped])
                 y, conv = torch.ops.cistern.short_conv(y.to(filters.dtype), filters, conv, starts,
@@ -315,7 +334,8 @@ class Attention(nn.Module):
                 raise UsageError("cross attention needs a source: layer(x, source)")
             if core.memory_projections:
                 state = self.write(source, lengths=lengths)
-                return self.read(x, state, positions=positions), None, None
+                y = self.read(x, state, positions=self._positions(x, positions, None))
+                return y, None, None
             queries = iter(self._project(x, ("query",), positions)[0])
             keys = iter(self._project(source, ("key",))[0])
             parts, left = self._share(
@@ -491,18 +511,32 @@ class Attention(nn.Module):
                 "source, handles=...)")
 
     def write(self, source: Tensor, state: State | None = None, *, lengths: Tensor | None = None,
-              valid: Tensor | None = None) -> State:
-        """Cross: writes source [B, S, dim] into the state, to be read any number of times."""
+              valid: Tensor | None = None, positions: Tensor | None = None) -> State:
+        """Cross: writes source [B, S, dim] into the state, to be read any number of times.
+
+        With rotary positions give `positions` of a later piece, [1 or B, S] int64.
+        """
         self._check_cross()
         if valid is not None:
             front = self._front(valid, lengths)
-            return self.write(front.move(source, 1), state, lengths=front.lengths)
-        return self.core.write(*self._project(source, ("key", ))[0], *self._own_memory(),
-                               state=state, lengths=lengths)
+            positions, _ = self._moved(front, source, positions, None)
+            return self.write(front.move(source, 1), state, lengths=front.lengths,
+                              positions=positions)
+        if self.rotary and state is not None and positions is None:
+            raise UsageError(
+                "rotary positions of a later piece have to be given: write(source, state, "
+                "positions=...)")
+        return self.core.write(*self._project(source, ("key", ), positions)[0],
+                               *self._own_memory(), state=state, lengths=lengths)
 
     def read(self, x: Tensor, state: State, *, positions: Tensor | None = None) -> Tensor:
-        """Cross: x [B, T, dim] reads what was written."""
+        """Cross: x [B, T, dim] reads what was written. With rotary positions give those of x,
+        [1 or B, T] int64: x may be a part of what reads."""
         self._check_cross()
+        if self.rotary and positions is None:
+            raise UsageError(
+                "rotary positions of what reads have to be given: read(x, state, positions=...), "
+                "torch.arange(T).unsqueeze(0) for a whole sequence")
         parts, _ = self._project(x, ("query",), positions)
         if self.core.packed_projections:
             check_state(self.core.mechanism, self.core.state_names, state)

@@ -80,7 +80,9 @@ CoreSpec ParseSpec(const std::string& text) {
   f.Add("model", &spec.dims.model, "", {0, 1 << 24});
   f.Add("relative", &spec.dims.relative, "");
   f.Add("relative_std", &spec.dims.relative_std, "", {0.0, 10.0});
-  f.Read(ParseJson(text, "specification"), "");
+  const Json given = ParseJson(text, "specification");
+  const bool named = given.is_object() && given.value("mechanism", Json()).is_string();
+  f.Read(given, named ? "[" + given["mechanism"].get<std::string>() + "]" : "specification");
   return spec;
 }
 

@@ -2,6 +2,7 @@
 // definitions, models. Answers that are no tensors are JSON; {"error": "..."} stands for a
 // UsageError, which Python raises as one.
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
 #include "cistern/attention/fourier.h"
@@ -154,26 +155,30 @@ at::Tensor InitialMemory(at::TensorList weights, std::string_view spec) {
   return memory;
 }
 
-// The empty state of one row, on the device and in the type of `like`.
-std::vector<at::Tensor> EmptyRow(std::string_view spec, const at::Tensor& like, bool training) {
+// The empty state of `batch` rows, on the device and in the type of `like`.
+std::vector<at::Tensor> EmptyRows(std::string_view spec, const at::Tensor& like, int64_t batch,
+                                  bool training) {
   const CoreScope core{std::string(spec)};
   core->train(training);
   std::vector<at::Tensor> out;
-  for (const NamedTensor& t : Visible(core->EmptyState(1, like.options())).tensors) {
-    out.push_back(t.value.defined() ? t.value : at::empty({1, 0}, like.options().dtype(at::kBool)));
+  for (const NamedTensor& t : Visible(core->EmptyState(batch, like.options())).tensors) {
+    out.push_back(t.value.defined() ? t.value.contiguous()
+                                    : at::empty({batch, 0}, like.options().dtype(at::kBool)));
   }
   return out;
 }
 
-std::vector<at::Tensor> EmptyRowMeta(std::string_view spec, const at::Tensor& like, bool) {
+std::vector<at::Tensor> EmptyRowsMeta(std::string_view spec, const at::Tensor& like,
+                                      c10::SymInt batch, bool) {
   const CoreScope core{std::string(spec)};
   std::vector<at::Tensor> out;
   for (const NamedTensor& t : core.form().tensors) {
     const auto type = !t.value.defined()                    ? at::kBool
                       : t.value.scalar_type() == at::kFloat ? like.scalar_type()
                                                             : t.value.scalar_type();
-    out.push_back(at::empty(t.value.defined() ? t.value.sizes() : at::IntArrayRef({1, 0}),
-                            like.options().dtype(type)));
+    std::vector<c10::SymInt> shape = {batch, 0};
+    if (t.value.defined()) shape = t.value.sym_sizes().vec(), shape[0] = batch;
+    out.push_back(at::empty_symint(shape, like.options().dtype(type)));
   }
   return out;
 }
@@ -216,14 +221,47 @@ std::string ReadConfig(std::string_view path) {
   });
 }
 
+ModelConfig ConfigOf(std::string_view text) {
+  return ReadModelConfig(ParseJson(std::string(text), "config"), "config");
+}
+
+std::string CompleteConfig(std::string_view text) {
+  const Undisturbed undisturbed;
+  return Answer([&] { return ConfigOf(text).Describe().Write(); });
+}
+
+// The first weights of a model by their names, after an answer that may be an error. The seed is
+// drawn from torch's generator.
+std::tuple<std::string, c10::Dict<std::string, at::Tensor>> InitialModelWeights(
+    std::string_view text) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  uint64_t seed = 0;
+  {
+    const std::lock_guard lock(generator.mutex());
+    seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  }
+  const Undisturbed undisturbed;
+  c10::Dict<std::string, at::Tensor> weights;
+  const std::string answer = Answer([&] {
+    const std::shared_ptr<Model> model = MakeModel(ConfigOf(text), seed);
+    for (const auto& p : model->named_parameters()) weights.insert(p.key(), p.value().detach());
+    for (const auto& b : model->named_buffers()) weights.insert(b.key(), b.value());
+    return Json::object();
+  });
+  return {answer, weights};
+}
+
 std::vector<std::string> ChangedFilesOf(std::string_view folder) {
   const std::string path(folder);
   return ChangedFiles(SafetensorsFile(path + "/model.safetensors"), path);
 }
 
-// Arguments of one attention layer by Python's names; null: its attention is left out.
+// Arguments of one attention layer by Python's names; null: its attention is left out. Positions of
+// embeddings are the model's.
 Json AttentionArguments(const AttentionLayerOptions& a) {
   if (a.dims.copied == AttentionDims::kSkipped) return nullptr;
+  const bool layer_has =
+      a.positions == PositionKind::kRotary || a.positions == PositionKind::kRelative;
   Json options = a.mechanism_options;
   int64_t source_dim = a.source_dim;
   if (FindMechanism(a.mechanism).MakesLatents() && a.form == Form::kBidirectional) {
@@ -243,7 +281,7 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
           {"max_length", a.dims.max_length},
           {"layer", a.dims.layer},
           {"dropout", a.dims.dropout},
-          {"positions", NameOf(a.positions, PositionKinds())},
+          {"positions", layer_has ? NameOf(a.positions, PositionKinds()) : "none"},
           {"conv", a.conv},
           {"bias", a.bias},
           {"init_std", a.init_std},
@@ -257,7 +295,7 @@ Json AttentionArguments(const AttentionLayerOptions& a) {
 std::string ModelStack(std::string_view text, std::string_view form_name) {
   const Undisturbed undisturbed;
   return Answer([&] {
-    const ModelConfig config = ReadModelConfig(ParseJson(std::string(text), "config"), "config");
+    const ModelConfig config = ConfigOf(text);
     const LayerStack stack = config.Stack(ParseForm(form_name));
     Json blocks = Json::array(), owners = Json::array();
     for (int64_t layer = 0; layer < stack.layers(); ++layer) {
@@ -349,23 +387,25 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   m.def("mechanisms() -> str", &AllMechanisms);
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
   m.def("read_model_config(str path) -> str", &ReadConfig);
+  m.def("complete_model_config(str config) -> str", &CompleteConfig);
+  m.def("initial_model_weights(str config) -> (str, Dict(str, Tensor))", &InitialModelWeights);
   m.def("changed_files(str folder) -> str[]", &ChangedFilesOf);
   m.def("model_stack(str config, str form) -> str", &ModelStack);
   m.def("models() -> str", &AllModels);
   m.def("load_tensors(str path) -> Dict(str, Tensor)", &LoadTensorFile);
   m.def("initial_weights(str spec) -> Tensor[]", &InitialWeights);
   m.def("initial_memory(Tensor[] weights, str spec) -> Tensor", &InitialMemory, tags);
-  m.def("empty_state(str spec, Tensor like, bool training) -> Tensor[]", tags);
+  m.def("empty_state(str spec, Tensor like, SymInt batch, bool training) -> Tensor[]", tags);
   m.def("definition(Tensor[] x, Tensor[] weights, str spec, str form) -> Tensor");
   m.def(
       "folder_logits(str folder, Tensor ids, Tensor? lengths=None, Tensor? source=None) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(cistern, CompositeExplicitAutograd, m) {
-  m.impl("empty_state", &EmptyRow);
+  m.impl("empty_state", &EmptyRows);
   m.impl("definition", &Definition);
   m.impl("folder_logits", &FolderLogits);
 }
-TORCH_LIBRARY_IMPL(cistern, Meta, m) { m.impl("empty_state", &EmptyRowMeta); }
+TORCH_LIBRARY_IMPL(cistern, Meta, m) { m.impl("empty_state", &EmptyRowsMeta); }
 TORCH_LIBRARY_IMPL(cistern, Autograd, m) {  // none of them has a gradient
   for (const char* name : {"empty_state", "definition", "folder_logits"})
     m.impl(name, torch::CppFunction::makeFallthrough());

@@ -303,6 +303,18 @@ def test_arguments_of_other_kinds():
         CF.rfa(q, k, v, weights={**weights, "sigma": 1.0})
 
 
+def test_messages_name_what_python_has():
+    q = k = v = torch.randn(1, 2, 6, 8)
+    with refuses("[linear]", "that dropout=0.5 could drop; set dropout=0"):
+        CF.linear(q, k, v, dropout=0.5)
+    with refuses("head groups such as 'window:1+latte:1' are for cistern.nn.Core"):
+        CF.attention("window:1+latte:1", q, k, v, causal=True)
+    with refuses("[latte]: 'heads' is 0; expected an integer (1 .. 65536)"):
+        cistern.nn.Attention("latte", DIM, 0)
+    with refuses("[latte] expected a number, a string or a bool for dim, got"):
+        cistern.nn.Attention("latte", torch.tensor(DIM), HEADS)
+
+
 def test_states_of_other_kinds():
     q = k = v = torch.randn(1, 2, 6, 8)
     states = (({}, "got none"), ({"memory": q}, "got memory"), ([q], "got list"), (q, "got Tensor"))
@@ -354,6 +366,18 @@ def test_padding_that_is_not_finite_is_not_seen():
             for other in results[1:]:
                 for a, b in zip(results[0], other):
                     assert torch.allclose(a, b, rtol=1e-6, atol=1e-6), (name, form)
+
+
+def test_rows_of_an_empty_state_draw_each_their_own():
+    core = make_core("abc_random", {}, "causal").train()
+    row = tensors(core, batch=1)
+    x = [t.expand(4, -1, -1, -1).contiguous() for t in row]
+    torch.manual_seed(2)
+    whole = core(*x)
+    torch.manual_seed(2)
+    y, _ = core.extend(*x)
+    assert torch.equal(y, whole) and not any(torch.equal(y[0], y[i]) for i in (1, 2, 3))
+    assert len(set(core.empty_state(4, x[0])["draw"].tolist())) == 4
 
 
 def test_questions_leave_random_numbers_alone():

@@ -7,7 +7,7 @@ import torch
 from cistern.masks import TokenMap
 from cistern.models import KINDS
 from conftest import DIM, HEADS, LENGTH, error, forms, handles, make_core, make_layer
-from test_models import complete, make_config
+from test_models import make_config
 
 VALID = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1],
                       [1] * 12]).bool()
@@ -113,13 +113,13 @@ def test_starts_at_masked_tokens_count_for_the_next_real_one():
         assert error(y[i][:, VALID[i]], want[:, VALID[i]]) < 1e-5
 
 
-def test_a_start_that_a_piece_has_no_real_token_for_is_an_error(tmp_path):
+def test_a_start_that_a_piece_has_no_real_token_for_is_an_error():
     layer = cistern.nn.Attention("latte", DIM, HEADS, conv=3).eval()
     core = layer.core
     x = torch.randn(1, 6, DIM)
     heads = [torch.randn(1, p["heads"], 6, p["width"] // p["heads"]) for p in core.projections]
     q = torch.randn(1, HEADS, 6, 8)
-    model = KINDS["decoder_lm"](complete(make_config(attention=["latte"]), tmp_path / "m")).eval()
+    model = KINDS["decoder_lm"](make_config(attention=["latte"])).eval()
     ids = torch.randint(19, (1, 6))
     valid = torch.tensor([[1, 1, 1, 0, 0, 1]]).bool()
     starts = torch.tensor([[0, 0, 0, 1, 0, 0]]).bool()
@@ -144,13 +144,13 @@ def test_a_start_that_a_piece_has_no_real_token_for_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_models(tmp_path, kind):
+def test_models(kind):
     more = dict(kind=kind, positions="learned", max_length=64)
     if kind in ("encoder_classifier", "two_tower"):
         more["classes"] = 5
     if kind == "forecaster":
         more["forecaster"] = dict(inputs=4, outputs=3)
-    config = complete(make_config(attention=["latte"], **more), tmp_path / kind)
+    config = make_config(attention=["latte"], **more)
     model = KINDS[kind](config).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
@@ -171,7 +171,7 @@ def test_models(tmp_path, kind):
             assert error(got, model(*one)) < 1e-4
 
 
-def test_padding_that_takes_part_cannot_be_masked(tmp_path):
+def test_padding_that_takes_part_cannot_be_masked():
     q = torch.randn(3, HEADS, LENGTH, 8)
     with pytest.raises(cistern.UsageError, match="sees padding"):
         CF.nystrom(q, q, q, valid=VALID, padding="zeroes")
@@ -179,8 +179,8 @@ def test_padding_that_takes_part_cannot_be_masked(tmp_path):
         CF.latte(q, q, q, valid=VALID.float())
     with pytest.raises(cistern.UsageError, match="12 tokens"):
         CF.latte(q[:, :, :5], q[:, :, :5], q[:, :, :5], valid=VALID)
-    config = complete(make_config(kind="encoder_classifier", classes=5, padding="seen",
-                                  attention=["softmax"]), tmp_path / "m")
+    config = make_config(kind="encoder_classifier", classes=5, padding="seen",
+                         attention=["softmax"])
     with pytest.raises(cistern.UsageError, match="padding=seen"):
         KINDS["encoder_classifier"](config)(torch.randint(19, (3, LENGTH)), valid=VALID)
 

@@ -1,6 +1,7 @@
 """cistern.load: the C++ program's model folders, read and written, with the same logits."""
 
 import json
+import math
 import warnings
 
 import cistern
@@ -24,15 +25,8 @@ def make_config(**more):
     return config | more
 
 
-def complete(config, folder):
-    """With the keys that are left to their defaults, as `load` gets it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return json.loads(torch.ops.cistern.read_model_config(str(folder / "config.json")))["config"]
-
-
 def check(folder, config, lengths=None):
-    made = KINDS[config["kind"]](complete(config, folder))
+    made = KINDS[config["kind"]](config)
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.3)
     write_folder(folder, made, **config)
@@ -103,7 +97,7 @@ def test_classifier_of_values(tmp_path, pooling):
     config = make_config(kind="encoder_classifier", classes=3, vocab_size=0, pooling=pooling,
                          positions="learned",
                          encoder_classifier=dict(input="values", channels=5))
-    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    made = KINDS[config["kind"]](config)
     write_folder(tmp_path / "m", made, **config)
     values, lengths = torch.randn(2, 12, 5), torch.tensor([12, 7])
     expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), values, lengths)
@@ -115,7 +109,7 @@ def test_classifier_of_values(tmp_path, pooling):
 def test_forecaster(tmp_path, residual):
     config = make_config(kind="forecaster", vocab_size=0, attention=["latte"],
                          forecaster=dict(inputs=4, outputs=3, residual=residual))
-    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    made = KINDS[config["kind"]](config)
     write_folder(tmp_path / "m", made, **config)
     values, lengths = torch.randn(2, 12, 4), torch.tensor([12, 7])
     expected = torch.ops.cistern.folder_logits(str(tmp_path / "m"), values, lengths)
@@ -132,7 +126,7 @@ def test_forecaster(tmp_path, residual):
 def test_two_tower(tmp_path, match):
     config = make_config(kind="two_tower", classes=2, attention=["latte"], positions="sinusoidal",
                          two_tower=dict(match=match))
-    made = KINDS[config["kind"]](complete(config, tmp_path / "m"))
+    made = KINDS[config["kind"]](config)
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.3)
     write_folder(tmp_path / "m", made, **config)
@@ -231,7 +225,7 @@ def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
     if kind == "forecaster":
         more["forecaster"] = dict(inputs=4, outputs=3)
     config = make_config(kind=kind, attention=[name], positions="sinusoidal", **more)
-    model = KINDS[kind](complete(config, tmp_path / "m")).to("meta")
+    model = KINDS[kind](config).to("meta")
     ids = torch.zeros(2, 12, dtype=torch.int64, device="meta")
     if kind == "forecaster":
         ids = torch.zeros(2, 12, 4, device="meta")
@@ -241,6 +235,58 @@ def test_every_kind_trains_a_step_without_data(tmp_path, kind, name):
         if key != "mask_token" or kind != "masked_lm":
             assert p.grad is not None and p.grad.is_meta, key
     torch.optim.AdamW(model.parameters()).step()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_weights_are_drawn_as_the_config_says(kind):
+    more = dict(vocab_size=60, embedding_std=0.1)
+    if kind in ("encoder_classifier", "two_tower"):
+        more["classes"] = 3
+    if kind == "forecaster":
+        more = dict(vocab_size=0, forecaster=dict(inputs=4, outputs=3))
+    config = make_config(kind=kind, dim=32, positions="learned", init_std=0.05, position_std=0.3,
+                         init=dict(value="normal(0.7)", ffn_up="xavier_uniform(2)"), **more)
+    weights = KINDS[kind](config).state_dict()
+    wanted = {"embed_tokens.weight": 0.1, "embed_positions.weight": 0.3,
+              "attention.q_proj.weight": 0.05, "attention.v_proj.weight": 0.7,
+              "ffn.up_proj.weight": 2 * (2 / (32 + 128))**0.5,
+              "layers.1.ffn.down_proj.weight": 0.05 / 2}  # by sqrt(2 layers)
+    if kind == "forecaster":
+        del wanted["embed_tokens.weight"]
+    if kind == "encoder_decoder":
+        wanted["decoder.layers.1.ffn.down_proj.weight"] = 0.05 / 6**0.5
+        wanted["encoder.layers.1.ffn.down_proj.weight"] = wanted.pop(
+            "layers.1.ffn.down_proj.weight")
+    for end, std in wanted.items():
+        found = [float(w.std()) for name, w in weights.items() if name.endswith(end)]
+        assert found and all(abs(s / std - 1) < 0.15 for s in found), end
+    torch.manual_seed(3)
+    first = KINDS[kind](config).state_dict()
+    torch.manual_seed(3)
+    again = KINDS[kind](config).state_dict()
+    other = KINDS[kind](config).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    name = "layers.0.ffn.up_proj.weight"
+    name = name if name in first else "decoder." + name
+    assert not torch.equal(first[name], other[name])
+
+
+def test_a_new_model_expects_any_token():
+    model = cistern.DecoderLM(dict(vocab_size=500, dim=32, attention=["latte"]))
+    ids = torch.randint(500, (4, 20))
+    with torch.no_grad():
+        logits = model(ids)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert abs(float(loss) - math.log(500)) < 0.05
+    assert model.config["norm_eps"] == 1e-5  # with all keys
+    with pytest.raises(cistern.UsageError, match="of kind decoder_lm, got one of masked_lm"):
+        cistern.DecoderLM(dict(kind="masked_lm", vocab_size=500))
+    with pytest.raises(cistern.UsageError, match="did you mean 'layers'"):
+        cistern.DecoderLM(dict(vocab_size=500, layer=2))
+    with pytest.raises(cistern.UsageError, match="init.bias=width_normal does not fit"):
+        cistern.DecoderLM(dict(vocab_size=500, bias=True, init=dict(bias="width_normal")))
+    with torch.device("meta"):
+        assert all(p.is_meta for p in cistern.DecoderLM(dict(vocab_size=500)).parameters())
 
 
 def test_every_kind_has_a_module():
@@ -264,7 +310,7 @@ TRANSLATORS = [
 
 def translator_in(folder, config):
     """Writes a model of random weights; a source and a target for it."""
-    made = KINDS["encoder_decoder"](complete(config, folder))
+    made = KINDS["encoder_decoder"](config)
     for p in made.parameters():
         torch.nn.init.normal_(p, std=0.3)
     write_folder(folder, made, **config)

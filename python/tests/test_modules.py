@@ -60,6 +60,39 @@ def test_compile_functions(name):
     assert error(g(q, k, v, state)[0], CF.latte(q, k, v, causal=True, state=state)[0]) < 1e-6
 
 
+def heads_of(heads=2, width=8, length=9):
+    return [torch.randn(2, heads, length, width) for _ in range(3)]
+
+
+# Functions, and calls that differ in what a graph holds fixed.
+OTHERS = {
+    "width": ("latte", [heads_of(), heads_of(width=4), heads_of(width=16, length=11)], {}),
+    "heads": ("softmax", [heads_of(), heads_of(heads=3), heads_of(heads=4)], {}),
+    "slots": ("abc_mlp", [[*heads_of(), torch.randn(2, 2, 9, n)] for n in (3, 5, 6)], {}),
+    "whole number": ("window", [heads_of()] * 3, {"window": (2, 4, 5)}),
+    "fraction": ("rfa", [heads_of()] * 3, {"tau": (0.5, 1.25, 2.0)}),
+    "dropout": ("softmax", [heads_of()] * 3, {"dropout": (0.0, 0.25, 0.5)}),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("what", OTHERS)
+def test_compile_functions_for_other_sizes_and_options(what, dynamic):
+    name, calls, options = OTHERS[what]
+    core = cistern.nn.Core("rfa", DIM, HEADS)
+    weights = dict(zip(core._weights, core.weights())) if name == "rfa" else None
+
+    def run(*x, **option):
+        return getattr(CF, name)(*x, causal=True, weights=weights, **option)
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for i, x in enumerate(calls):
+        option = {key: values[i] for key, values in options.items()}
+        dropped = option.pop("dropout", 0.0)
+        y = compiled(*x, dropout=dropped, **option)
+        assert (error(y, run(*x, **option)) < 1e-6) == (dropped == 0)
+
+
 def test_compile_with_inductor_and_dynamic_length():
     layer = cistern.nn.Attention("latte", DIM, HEADS, conv=3)
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
@@ -217,6 +250,82 @@ def test_rotary_goes_on():
         layer.extend(x[:, 5:], state)
     with pytest.raises(cistern.UsageError, match="rotary"):
         cistern.nn.Attention("latte", DIM, HEADS, positions="rotary")
+
+
+def test_rotary_cross_attention_in_pieces():
+    layer = make_layer("softmax", {}, "cross", positions="rotary").double().eval()
+    for p in layer.parameters():
+        nn.init.normal_(p, std=0.3)
+    x, source = (torch.randn(2, n, DIM, dtype=torch.float64) for n in (6, 9))
+    at, whole = torch.arange(9).unsqueeze(0), layer(x, source)
+    in_two = layer.write(source[:, 4:], layer.write(source[:, :4]), positions=at[:, 4:])
+    for state in (layer.write(source), in_two):
+        y = torch.cat([layer.read(x[:, i:i + 2], state, positions=at[:, i:i + 2])
+                       for i in (0, 2, 4)], 1)
+        assert error(y, whole) < 1e-10
+    valid = torch.tensor([True, False, True, True, True]).expand(2, -1)
+    kept = layer.write(source[:, 4:][:, valid[0]], layer.write(source[:, :4]),
+                       positions=at[:, 4:][:, valid[0]])
+    masked = layer.write(source[:, 4:], layer.write(source[:, :4]), valid=valid,
+                         positions=at[:, 4:])
+    assert error(layer.read(x, masked, positions=at[:, :6]),
+                 layer.read(x, kept, positions=at[:, :6])) < 1e-10
+    with pytest.raises(cistern.UsageError, match=r"write\(source, state, positions=...\)"):
+        layer.write(source[:, 4:], in_two)
+    with pytest.raises(cistern.UsageError, match=r"read\(x, state, positions=...\)"):
+        layer.read(x, in_two)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "sinusoidal_halves"])
+def test_positions_of_embeddings_are_no_layer_s(positions):
+    with pytest.raises(cistern.UsageError, match=f"positions={positions} are added to embeddings"):
+        cistern.nn.Attention("latte", DIM, HEADS, positions=positions)
+    with pytest.raises(cistern.UsageError, match="did you mean 'learned'"):
+        cistern.nn.Attention("latte", DIM, HEADS, positions="lerned")
+
+
+class Doubled(nn.Linear):
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def put_around(layer, name, how):
+    """Makes the map of that name give twice what it gave."""
+    linear = getattr(layer, name)
+    if how == "hook":
+        linear.register_forward_hook(lambda module, given, y: 2 * y)
+    elif how == "hook before":
+        linear.register_forward_pre_hook(lambda module, given: (2 * given[0], ))
+    elif how == "forward":
+        linear.forward = lambda x: 2 * nn.Linear.forward(linear, x)
+    elif how == "parametrization":
+        nn.utils.parametrize.register_parametrization(linear, "weight", Doubling())
+    elif how == "subclass":
+        setattr(layer, name, Doubled(DIM, DIM, bias=False))
+        getattr(layer, name).load_state_dict(linear.state_dict())
+
+
+class Doubling(nn.Module):
+
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("how", ["hook", "hook before", "forward", "parametrization", "subclass"])
+def test_what_is_put_around_a_projection_is_run(how):
+    layer = cistern.nn.Attention("softmax", DIM, HEADS, conv=3).eval()
+    plain = copy.deepcopy(layer)
+    x = torch.randn(2, LENGTH, DIM)
+    for name, wanted in (("v_proj", 2 * plain(x)), ("q_proj", None)):
+        put_around(layer, name, how)
+        if wanted is None:
+            with torch.no_grad():
+                plain.q_proj.weight *= 2
+            wanted = 2 * plain(x)
+        assert error(layer(x), wanted) < 1e-5
+        a, state = layer.extend(x[:, :5])
+        assert error(torch.cat([a, layer.extend(x[:, 5:], state)[0]], 1), wanted) < 1e-5
 
 
 def test_head_groups():
@@ -448,6 +557,23 @@ def test_drop_in_drops_its_output_where_the_mechanism_does():
         dropped = ours.train()(x, x, x, is_causal=causal)[0] == 0
         assert bool(dropped.any()) == causal and not dropped.all()
     assert not (ours.eval()(x, x, x, is_causal=True)[0] == 0).any()
+
+
+def test_drop_in_of_a_finished_encoder():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(DIM, HEADS, batch_first=True), 2)
+    wanted = copy.deepcopy(encoder).eval()
+    for layer in encoder.layers:
+        own = cistern.nn.MultiheadAttention(DIM, HEADS, batch_first=True, mechanism="softmax")
+        own.load_state_dict(layer.self_attn.state_dict())
+        layer.self_attn = own
+    x, hidden = torch.randn(2, LENGTH, DIM), torch.zeros(2, LENGTH, dtype=torch.bool)
+    hidden[0, 7:] = True
+    with torch.no_grad():
+        with pytest.raises(cistern.UsageError, match="use_nested_tensor = False"):
+            encoder.eval()(x, src_key_padding_mask=hidden)
+        encoder.use_nested_tensor = False
+        y = encoder(x, src_key_padding_mask=hidden)
+        assert error(y[~hidden], wanted(x, src_key_padding_mask=hidden)[~hidden]) < 1e-5
 
 
 def test_drop_in_refusals():

@@ -3,6 +3,7 @@ types."""
 
 import inspect
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -76,6 +77,7 @@ def test_every_mechanism_is_a_function_with_help():
     for name in ("softmax_attention", "linear_attention", "efficient_attention", "window_attention",
                  "abc"):
         assert callable(getattr(CF, name))
+        assert pickle.loads(pickle.dumps(getattr(CF, name))) is getattr(CF, name)
 
 
 def test_version():
