@@ -412,8 +412,10 @@ Figures ApproximationAnalysis::Report() const {
   for (const LayerSums& l : layers_) {
     if (l.heads > 0 && l.width.count < measured_)
       f.Text(StrCat(l.name, ": ", measured_ - l.width.count, " of ", measured_,
-                    " rows are left out. They are shorter than ", std::max(l.reach, int64_t{2}),
-                    " tokens, the largest size that any row reaches."));
+                    " rows are left out. They are shorter than ",
+                    l.reach == 0
+                        ? "every one of approximation.sizes."
+                        : StrCat(l.reach, " tokens, the largest size that any row reaches.")));
   }
   f.Add(std::move(means));
   f.Add(

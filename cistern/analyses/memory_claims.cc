@@ -30,7 +30,7 @@ std::string Temperature(const MemorySummary& m) {
   if (!IsConv(m)) return "";
   return m.options.value("temperature", m.mechanism == "only_filtering" ? "sqrt" : "learn");
 }
-// What the products are divided by; empty: packing has none that are.
+// What the products of packing are divided by; empty: it forms none that are divided.
 std::string Divisor(const MemorySummary& m) {
   if (IsConv(m)) return Temperature(m);
   if (!HasMemory(m)) return m.options.value("scale", "sqrt");

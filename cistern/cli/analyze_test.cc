@@ -499,7 +499,7 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   WriteFileAtomically(folder_ / "none.csv",
                       "method,seed,value,outcome\na,1,2,finished\nb,1,,failed\n");
   Expect({"statistics", folder_ / "none.csv"}, 1,
-         {"in no cell have all runs of two of method finished"});
+         {"no cell has two values of method whose runs have all finished", "Left out"});
   // More cells than are drawn: the page says so.
   std::string many = "model,method,seed,value\n";
   for (int cell = 0; cell < 26; ++cell) {

@@ -209,11 +209,12 @@ int RunGenerate(const CLI::App& command, GenerateCommand c) {
   TextState text = c.load_state.empty() ? generator.Empty() : LoadOneText(c.load_state, lm);
   if (!c.save_state.empty()) CheckWritable(c.save_state);
   Stats stats;
-  const int64_t limit = lm.model->config().PositionLimit(Form::kCausal);
+  const int64_t limit = lm.model->config().LengthLimit(Form::kCausal);
   if (command.count("--stats-at") > 0 && !c.stats_at.empty() &&
       c.stats_at.back() + kTimedTokens > limit)
     FailUsage("--stats-at ", c.stats_at.back(), ": ", kTimedTokens,
-              " tokens are timed there, and the learned positions of this model end at ", limit);
+              " tokens are timed there, and the positions of this model end at ", limit);
+  std::erase_if(c.stats_at, [&](int64_t at) { return at + kTimedTokens > limit; });
   if (limit >= kMillion) stats.million_bytes = lm.model->StateBytes(1, kMillion);
   // Measured first for --json, whose one object holds the figures.
   const bool one_object = c.common.json && !c.interactive;

@@ -235,7 +235,7 @@ TEST_F(ReproduceTest, FailedRunsAreResults) {
   EXPECT_EQ(two.out.find("No statistics"), two.out.npos) << two;
   Expect({"statistics", out + "/runs.csv", "--method", "variant", "--cell", "group,column",
           "--value", "accuracy"},
-         1, {"runs.csv: in no cell have all runs of two of variant finished"});
+         1, {"runs.csv: no cell has two values of variant whose runs have all finished"});
 }
 
 // What is trained from it is that cell, with all that rows, options and --small say.

@@ -105,8 +105,11 @@ ResultCells ReadResults(const StatisticsCommand& c, std::vector<std::string>* le
   std::string files;
   for (const std::string& path : c.files) files += (files.empty() ? "" : ", ") + path;
   CISTERN_CHECK(!rows.empty(), files, ": no rows");
-  CISTERN_CHECK(!cells.empty(), files, ": in no cell have all runs of two of ", c.method,
-                " finished; nothing to compare");
+  if (cells.empty()) {
+    std::string why;
+    for (const std::string& line : *left_out) why += "\n" + line;
+    Fail(files, ": no cell has two values of ", c.method, " whose runs have all finished", why);
+  }
   for (const auto& entry : cells) {
     const std::string in = In(entry.first);
     CISTERN_CHECK(entry.second.methods.size() >= 2, files, ": there is one ", c.method, " alone",

@@ -110,6 +110,11 @@ class TableSeries : public SeriesSource {
   // Of rows: the model's columns in its order, as far as the table goes, and steps behind them.
   void TakeKnownColumns(const Names& found) {
     const Names& known = format_.known_columns;
+    CISTERN_CHECK(std::any_of(found.begin(), found.end(),
+                              [&](const std::string& name) { return Listing(known, name); }),
+                  table_.path(), ": it has none of the columns of the training table, '", known[0],
+                  "' and so on, but '", found.empty() ? "" : found[0],
+                  "'; columns go by their names");
     Names order, fresh;
     for (const std::string& name : found) {
       if (!Listing(known, name)) fresh.push_back(name);

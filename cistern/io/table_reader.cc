@@ -266,8 +266,10 @@ bool TableReader::NextLine(std::string* line) {
     for (;; ++empty) {
       if (!lines_.Next(line)) return false;
       if (lines_.number() == 1 && IsUtf16(*line))
-        FailUsage(path(),
-                  " is UTF-16, by its mark or bytes of 0; convert it: iconv -f UTF-16 -t UTF-8");
+        FailUsage(
+            path(),
+            " is UTF-16 or no text at all: it begins with the mark of UTF-16 or has bytes of 0; "
+            "a text is converted by iconv -f UTF-16 -t UTF-8");
       if (!line->empty()) break;
     }
     empty_ = columns_.size() == 1 && format_ != Format::kJsonl ? empty : 0;

@@ -98,14 +98,12 @@ NamedTensors Model::ReadOf(const NamedTensors& batch) const {
 
 namespace {
 
-// torch's default generator from a seed on while this lives, then as it was; one at a time.
+// torch's default generator, which is as it was after this; one at a time.
 class DefaultGenerator {
  public:
-  explicit DefaultGenerator(uint64_t seed)
-      : alone_(OneAtATime()), generator_(at::detail::getDefaultCPUGenerator()) {
+  DefaultGenerator() : alone_(OneAtATime()), generator_(at::detail::getDefaultCPUGenerator()) {
     const std::lock_guard lock(generator_.mutex());
     before_ = generator_.get_state();
-    generator_.set_current_seed(seed);
   }
   ~DefaultGenerator() {
     const std::lock_guard lock(generator_.mutex());
@@ -113,6 +111,11 @@ class DefaultGenerator {
   }
   DefaultGenerator(const DefaultGenerator&) = delete;
   DefaultGenerator& operator=(const DefaultGenerator&) = delete;
+
+  void Seed(uint64_t seed) {
+    const std::lock_guard lock(generator_.mutex());
+    generator_.set_current_seed(seed);
+  }
 
  private:
   static std::mutex& OneAtATime() {
@@ -127,8 +130,9 @@ class DefaultGenerator {
 
 // With what its modules draw themselves.
 std::shared_ptr<Model> Made(const ModelConfig& config, uint64_t seed) {
-  config.Validate();
-  const DefaultGenerator drawn_from(seed);
+  DefaultGenerator generator;
+  config.Validate();  // it makes mechanisms, which draw as well
+  generator.Seed(seed);
   std::shared_ptr<Model> model = config.info().make(config);
   if (ActiveDevice() != at::Device(at::kCPU)) model->to(ActiveDevice());
   return model;

@@ -374,7 +374,7 @@ at::Tensor WeightsOf(const Model& model) {
 
 TEST(MakeModel, ThreadsMakeTheWeightsOfTheirSeeds) {
   ModelConfig config = SmallOf(FindModel("decoder_lm"));
-  config.attention = {"performer"};  // its matrices are of torch's generator
+  config.attention = {"luna_causal"};
   const auto weights = [&](size_t i) { return WeightsOf(*MakeModel(config, i)); };
   std::vector<at::Tensor> alone, together(4);
   for (size_t i = 0; i < together.size(); ++i) alone.push_back(weights(i));

@@ -279,6 +279,7 @@ void LayerStack::Validate() const {
   ValidateScores();
   // Form, positions, convolution and sizes of every mechanism in use.
   for (int64_t layer = 0; layer < layers(); ++layer) {
+    // The last one too: what layers share may be too little for it.
     if (layer == 0 || layer + 1 == layers() || !Alike(layer, layer - 1))
       MakeMechanism(Attention(layer));
   }

@@ -51,11 +51,22 @@ at::Tensor AddEmbedding(torch::nn::Module& owner, const std::string& name,
       ->weight;
 }
 
+namespace {
+
+// The tokens that mechanisms have weights for, where that is less than the positions of embeddings,
+// which say so themselves.
+int64_t WeightsEnd(const ModelConfig& config, Form form) {
+  const int64_t limit = config.LengthLimit(form);
+  return limit < config.PositionLimit(form) ? limit : std::numeric_limits<int64_t>::max();
+}
+
+}  // namespace
+
 Trunk::Trunk(torch::nn::Module& owner, const ModelConfig& config, Form form, int64_t extra)
     : owner_(&owner),
       layer_drop_(config.layer_drop),
       extra_(extra),
-      length_limit_(config.LengthLimit(form)),
+      length_limit_(WeightsEnd(config, form)),
       padding_(config.padding),
       cls_place_(config.cls_place) {
   const LayerStack stack = config.Stack(form);

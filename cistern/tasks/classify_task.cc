@@ -418,7 +418,7 @@ void ClassifyTask::LoadAssets(const std::string& folder) {
 
 bool ClassifyTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
   if (options_.input != Input::kText) return false;
-  RefuseWords("classify", tokenizer->kind());
+  RefuseTakenWords("classify", tokenizer->kind());
   if (shift() > 0 && tokenizer->vocab_size() != MakeByteTokenizer()->vocab_size())
     FailUsage("task.classify: byte_ids=shifted is for bytes, and the other model's tokenizer has ",
               tokenizer->vocab_size(), " tokens; take byte_ids=plain");

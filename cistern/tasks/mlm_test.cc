@@ -209,7 +209,7 @@ TEST_F(Mlm, Errors) {
   const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
   const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
   ExpectContains(ErrorMessage([&] { MlmTask(options_, "").TakeTokenizer(words); }),
-                 {"task.mlm: tokenizer=words is of the task lm; use bpe or bytes"});
+                 {"task.mlm: the other model's tokenizer is of words"});
   options_.vocab_size = 300;
   ExpectContains(ErrorMessage([&] { Prepared(); }),
                  {"task.mlm.vocab_size=300 has no effect with tokenizer=bytes; leave it out"});

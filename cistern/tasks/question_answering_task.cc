@@ -277,7 +277,7 @@ void QuestionAnsweringTask::LoadAssets(const std::string& folder) {
 }
 
 bool QuestionAnsweringTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
-  RefuseWords("question_answering", tokenizer->kind());
+  RefuseTakenWords("question_answering", tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   return true;
 }

@@ -372,7 +372,7 @@ TEST_F(QuestionAnswering, WordsAreNotTakenFromAnotherModel) {
   const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
   const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
   ExpectContains(ErrorMessage([&] { task.TakeTokenizer(words); }),
-                 {"task.question_answering: tokenizer=words is of the task lm"});
+                 {"task.question_answering: the other model's tokenizer is of words"});
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TextTask::TextTask(std::string name, Options options, std::string cache)
 }
 
 bool TextTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
-  if (name_ != "lm") RefuseWords(name_, tokenizer->kind());
+  if (name_ != "lm") RefuseTakenWords(name_, tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   token_bytes_ = TokenBytes(*tokenizer_);
   return true;

@@ -18,5 +18,11 @@ inline void RefuseWords(const std::string& task, TokenizerKind kind) {
   if (kind == TokenizerKind::kWords)
     FailUsage("task.", task, ": tokenizer=words is of the task lm; use bpe or bytes");
 }
+// The same of one that comes with another model's weights.
+inline void RefuseTakenWords(const std::string& task, TokenizerKind kind) {
+  if (kind == TokenizerKind::kWords)
+    FailUsage("task.", task, ": the other model's tokenizer is of words, which the task lm alone ",
+              "takes; begin with a model of bpe or bytes");
+}
 
 }  // namespace cistern

@@ -323,7 +323,7 @@ void TranslationTask::LoadAssets(const std::string& folder) {
 }
 
 bool TranslationTask::TakeTokenizer(std::shared_ptr<const Tokenizer> tokenizer) {
-  RefuseWords("translation", tokenizer->kind());
+  RefuseTakenWords("translation", tokenizer->kind());
   tokenizer_ = std::move(tokenizer);
   return true;
 }

@@ -461,7 +461,7 @@ TEST_F(Translation, WordsAreNotTakenFromAnotherModel) {
   const auto text = [&] { return std::exchange(more, false) ? "a b" : std::string_view(); };
   const std::shared_ptr<const Tokenizer> words = TrainWords(text, 300);
   ExpectContains(ErrorMessage([&] { task.TakeTokenizer(words); }),
-                 {"task.translation: tokenizer=words is of the task lm; use bpe or bytes"});
+                 {"task.translation: the other model's tokenizer is of words"});
 }
 
 }  // namespace

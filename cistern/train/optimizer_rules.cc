@@ -158,9 +158,9 @@ bool IsMapOfBlock(const std::string& name, const at::Tensor& parameter) {
          name.ends_with("_proj.weight");
 }
 
-// Nearly the orthogonal factor of each matrix of x, [n,R,C]: a quintic iteration of Newton and
-// Schulz, after which singular values lie between 0.7 and 1.2 (Jordan et al. 2024).
-// Written over y.
+// Nearly the orthogonal factor of each matrix of y, [n,R,C], which is written over: a quintic
+// iteration of Newton and Schulz, after which singular values lie between 0.7 and 1.2 (Jordan et
+// al. 2024).
 at::Tensor Orthogonal(at::Tensor y, int64_t iterations) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;
   const bool tall = y.size(1) > y.size(2);

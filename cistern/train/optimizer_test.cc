@@ -298,8 +298,6 @@ TEST(Optimizer, FollowsItsDefinition) {
   }
 }
 
-// Saved after two updates and loaded into an optimizer of a copy, all later updates are the same
-// bits; a parameter that had no gradient is as it was.
 // In evaluation t2r keeps the product of its maps.
 TEST(Optimizer, EvaluationSeesItsUpdate) {
   for (const auto& [kind, name] : OptimizerKinds()) {
@@ -311,7 +309,7 @@ TEST(Optimizer, EvaluationSeesItsUpdate) {
       ModelState state = model->EmptyState(1);
       return model->Extend(ids, state);
     };
-    logits();
+    const at::Tensor before = logits();
     model->TrainingLoss({{"ids", ids}, {"targets", ids}}).backward();
     OptimizerOptions o;
     o.kind = kind;
@@ -319,10 +317,13 @@ TEST(Optimizer, EvaluationSeesItsUpdate) {
     const at::Tensor got = logits();
     model->train();
     model->eval();
+    EXPECT_FALSE(at::equal(got, before)) << name;
     EXPECT_TRUE(at::equal(got, logits())) << name;
   }
 }
 
+// Saved after two updates and loaded into an optimizer of a copy, all later updates are the same
+// bits; a parameter that had no gradient is as it was.
 TEST(Optimizer, ContinuesFromWhatItSaved) {
   for (const Case& c : Cases()) {
     const auto model = TinyModel(at::kFloat), other = TinyModel(at::kFloat),

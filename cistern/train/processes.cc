@@ -37,6 +37,7 @@ using Milliseconds = std::chrono::milliseconds;
 // How long one process waits for another that is at something else, such as writing a checkpoint.
 // One that has ended closes its connection, which the others see at once.
 constexpr Milliseconds kPatience = std::chrono::hours(24);
+constexpr Milliseconds kWait(500);  // for an operation, between looks for one that is lost
 constexpr int64_t kMostProcesses = 4096;
 
 std::string Variable(const char* name) {
@@ -116,30 +117,42 @@ void AwaitOthers(c10d::Store& store, int64_t rank, int64_t count, const Processe
 struct Processes::Group {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo;
   std::unique_ptr<SignsOfLife> signs;
+  double silence = 0;  // in seconds
 
   // Gloo's end waits for its operations, and one may wait for a process that is lost.
   ~Group() {
-    std::promise<void> promise;
-    const std::future<void> ended = promise.get_future();
-    std::thread([gloo = std::move(gloo), promise = std::move(promise)]() mutable {
-      gloo.reset();
-      promise.set_value_at_thread_exit();
-    }).detach();
-    ended.wait_for(Milliseconds(500));
+    try {
+      std::promise<void> promise;
+      const std::future<void> ended = promise.get_future();
+      std::thread([gloo = std::move(gloo), promise = std::move(promise)]() mutable {
+        gloo.reset();
+        promise.set_value_at_thread_exit();
+      }).detach();
+      ended.wait_for(kWait);
+    } catch (const std::exception&) {  // no thread is to be had
+    }
   }
 
   // Waits for what `start` begins.
   void Do(const std::function<c10::intrusive_ptr<c10d::Work>()>& start) const {
+    std::string lost;
     try {
       const auto work = start();
-      while (!EndsWithin(*work, Milliseconds(500))) {
-        if (signs && !signs->Lost().empty()) Fail(signs->Lost());
+      int64_t looks = -1, waits = 0;  // waits since the last look
+      while (lost.empty() && !EndsWithin(*work, kWait)) {
+        if (!signs) continue;
+        const int64_t now = signs->Looks();
+        waits = now == looks ? waits + 1 : 0;
+        looks = now;
+        lost = signs->Lost();
+        if (lost.empty() && double(waits) * 1e-3 * double(kWait.count()) > silence)
+          lost = StrCat("the store where they met, of process 0 or torchrun, has not answered for ",
+                        silence, " s");
       }
     } catch (const std::exception& e) {
-      Fail(
-          "the processes that train together have lost one, which has ended or cannot be reached: ",
-          FirstLine(e));
+      lost = StrCat("it has ended or cannot be reached: ", FirstLine(e));
     }
+    if (!lost.empty()) Fail("the processes that train together have lost one: ", lost);
   }
 
  private:
@@ -208,6 +221,7 @@ Processes::Processes(int64_t rank, int64_t count, const Meeting& meeting)
     auto signs = std::make_unique<SignsOfLife>(store, rank, count, meeting.silence);
     Any(false);  // all are there
     group_->signs = std::move(signs);
+    group_->silence = meeting.silence;
     group_->gloo->setTimeout(kPatience);
   } catch (const UsageError&) {
     throw;

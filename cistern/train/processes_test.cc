@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
@@ -93,7 +94,7 @@ TEST(Processes, OneThatIsSilentIsNoticed) {
   std::promise<void> noticed;
   std::thread silent([&] {
     const Processes p(1, 2, {.address = "127.0.0.1", .port = port, .silence = 1e6});
-    noticed.get_future().wait();
+    noticed.get_future().wait_for(std::chrono::seconds(60));  // then its end is noticed
   });
   const std::string error = ErrorMessage([&] {
     const Processes p(0, 2, {.address = "127.0.0.1", .port = port, .silence = 0.2});

@@ -30,6 +30,7 @@ struct SignsOfLife::Shared {
   std::mutex mutex;
   std::condition_variable changed;
   bool stop = false, ended = false;
+  int64_t looks = 0;
   std::string lost;
 
   void Give(uint64_t number) {
@@ -47,6 +48,10 @@ struct SignsOfLife::Shared {
     for (uint64_t number = 1; !Stopped(silence / kLooks); ++number) {
       Give(number);
       const Sign sign = store->get(KeyOf(next));
+      {
+        const std::lock_guard lock(mutex);
+        ++looks;
+      }
       same = sign == last ? same + 1 : 0;
       last = sign;
       if (same == kLooks)
@@ -92,6 +97,11 @@ SignsOfLife::~SignsOfLife() {
   } else {
     thread_.detach();
   }
+}
+
+int64_t SignsOfLife::Looks() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->looks;
 }
 
 std::string SignsOfLife::Lost() const {

@@ -24,6 +24,8 @@ class SignsOfLife {
   // What is lost: the next process, which gave no sign for 24 looks, or the store. Else "". Looks
   // are counted and not seconds, so that the time in which all were stopped does not count.
   std::string Lost() const;
+  // How many looks have ended: no more of them where the store does not answer.
+  int64_t Looks() const;
 
  private:
   struct Shared;

@@ -30,7 +30,7 @@ void CrossState(Subject& subject, Meter& meter) {
   State state = Written(m, x);
   const State kept = state.Clone();
   const int64_t bytes = m.Compact(state).Bytes(),
-                predicted = m.StateBytes(3, 9, x[0].options(), true);
+                predicted = m.StateBytes(3, 9, x[0].options(), false);
   meter.True(bytes == predicted, "cross, the state's size, predicted as ", predicted, ", is ",
              bytes);
   const at::Tensor rows = at::tensor({2, 0, 0, 1}, at::kLong);

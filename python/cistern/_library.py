@@ -101,5 +101,6 @@ def describe(spec: str, form: str, positions: str = "none", conv: int = 0) -> di
     try:
         return answer(torch.ops.cistern.describe_core(spec, form, positions, conv))
     except UsageError as e:  # configs have attention_dropout, and dropout for what a layer gives
-        said = str(e).replace("and dropout for", "and drop of")
+        said = str(e).replace("and dropout for the output of the layer",
+                              "and apply torch's dropout to the output")
         raise UsageError(said.replace("attention_dropout", "dropout")) from None

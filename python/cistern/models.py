@@ -90,7 +90,11 @@ class _Trunk(nn.Module):
                                     None)
             return front.back(y, 1), after
         positions = piece_positions(state["positions"], x.shape[1], starts)
-        layers, stream = [], Stream(self._enter(x, positions), positions, lengths, starts)
+        places = positions
+        if lengths is not None:  # padding needs none of a table's
+            t = torch.arange(x.shape[1], device=x.device)
+            places = positions.masked_fill(t >= lengths.unsqueeze(1), 0)
+        layers, stream = [], Stream(self._enter(x, places), positions, lengths, starts)
         written = state.get("source") or [None] * len(self.layers.owners)
         left_out = self.layers.left_out()
         for i, block in enumerate(self.layers.each()):
@@ -115,6 +119,15 @@ class _Trunk(nn.Module):
 def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
     return torch.full((ids.shape[0], ), ids.shape[1], dtype=torch.int64,
                       device=ids.device) if lengths is None else lengths
+
+
+# Values [B, T, C] with zeros where there are no tokens, whatever stands there: NaN would become one
+# of the gradients of the map that reads them.
+def _without_padding(values: Tensor, lengths: Tensor | None, valid: Tensor | None = None) -> Tensor:
+    if lengths is not None:
+        t = torch.arange(values.shape[1], device=values.device)
+        values = values.masked_fill((t >= lengths.unsqueeze(1)).unsqueeze(-1), 0)
+    return values if valid is None else values.masked_fill(~valid.bool().unsqueeze(-1), 0)
 
 
 class DecoderLM(_Trunk):
@@ -211,8 +224,10 @@ class EncoderClassifier(_Trunk):
             positions = None if positions is None else front.move(positions, 1)
             return self.encode(front.move(ids, 1), front.lengths, positions)
         lengths = _whole(ids, lengths)
-        x = self.embed_values(ids) if self.values else self.embed_tokens(ids)
         padding, pooling = self.config.get("padding", "masked"), self.config["pooling"]
+        if self.values and padding != "seen":
+            ids = _without_padding(ids, lengths)
+        x = self.embed_values(ids) if self.values else self.embed_tokens(ids)
         if padding == "zeros":
             t = torch.arange(ids.shape[1], device=ids.device)
             x = x.masked_fill((t >= lengths.unsqueeze(1)).unsqueeze(-1), 0)
@@ -424,6 +439,7 @@ class Forecaster(_Trunk):
 
     def _run(self, values: Tensor, state: Any, keep: bool, lengths: Tensor | None,
              starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
+        values = _without_padding(values, lengths, valid)
         x, after = self._causal(self.embed_values(values), state, keep, lengths, starts, valid)
         y = self.out_proj(x)
         return y + values[..., :self.outputs] if self.residual else y, after
@@ -491,12 +507,14 @@ def load(
         if not w.is_floating_point():
             raise UsageError(
                 f"{file}: tensor '{name}' has type {w.dtype}, expected floating point")
-    with torch.device("meta"):  # no weights are drawn
+    device = torch.get_default_device()
+    # Shapes alone; what cores draw even so leaves torch's generator as it was.
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = KINDS[config["kind"]](config)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as e:
         raise UsageError(f"{file}: {e}") from None
-    model.to(next((w.dtype for w in weights.values()), torch.float32))
+    model.to(device=device, dtype=next((w.dtype for w in weights.values()), torch.float32))
     model.eval()
     return cast(Any, model)

@@ -65,7 +65,7 @@ class _Convolution(nn.Module):
 
 
 # Whether calling the map is its weight and bias alone: nothing was put around it or in its place
-# (hooks, adapters, parametrizations, quantized maps).
+# (hooks, adapters, parametrizations).
 def _plain(linear: nn.Module) -> bool:
     return type(linear) is nn.Linear and "forward" not in linear.__dict__ and not (
         linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks

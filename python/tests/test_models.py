@@ -518,3 +518,42 @@ def test_learned_positions_end(tmp_path):
     model, _, _ = check(tmp_path / "m", make_config(positions="learned", attention=["latte"]))
     with pytest.raises(cistern.UsageError, match="max_length=32"):
         model(torch.zeros(1, 33, dtype=torch.int64))
+
+
+def test_padding_needs_no_learned_positions():
+    model = cistern.DecoderLM(make_config(positions="learned", max_length=16)).eval()
+    first, second = torch.randint(19, (2, 14)), torch.randint(19, (2, 10))
+    with torch.no_grad():
+        _, state = model.extend(first, lengths=torch.tensor([14, 1]))
+        y, state = model.extend(second, state, lengths=torch.tensor([2, 10]))
+        alone = model(torch.cat([first[1:, :1], second[1:]], 1))
+    assert state["positions"].tolist() == [16, 11]
+    assert error(y[1:], alone[:, 1:]) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["forecaster", "encoder_classifier"])
+def test_padding_of_values_has_no_part_whatever_it_holds(kind):
+    own = dict(inputs=3, outputs=3) if kind == "forecaster" else dict(input="values", channels=3)
+    config = dict(kind=kind, vocab_size=0, dim=16, heads=2, layers=1, attention=["latte"])
+    config[kind] = own
+    if kind == "encoder_classifier":
+        config |= dict(classes=3)
+    model, values, lengths = KINDS[kind](config), torch.randn(2, 7, 3), torch.tensor([7, 4])
+    gradients = []
+    for padding in (0.0, math.nan):
+        values[1, 4:] = padding
+        y = model(values, lengths=lengths)
+        loss = y.sum() if y.dim() == 2 else y[0].sum() + y[1, :4].sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+    for a, b in zip(*gradients):
+        assert a is None or torch.equal(a, b)
+
+
+def test_load_heeds_the_default_device_and_leaves_the_generator(tmp_path):
+    config = make_config(attention=["luna_causal"])
+    write_folder(tmp_path / "m", KINDS["decoder_lm"](config), **config)
+    before = torch.get_rng_state()
+    cistern.load(tmp_path / "m")
+    assert torch.equal(torch.get_rng_state(), before)
+    with torch.device("meta"):
+        assert {p.device.type for p in cistern.load(tmp_path / "m").parameters()} == {"meta"}
