@@ -73,6 +73,7 @@ void AddStatistics(CLI::App& app, Run& run);
 void AddBench(CLI::App& app, Run& run);
 void AddCompletion(CLI::App& app, Run& run);  // of all that were added
 void AddData(CLI::App& app, Run& run);
+void AddImport(CLI::App& app, Run& run);
 void AddInfo(CLI::App& app, Run& run);
 void AddVerify(CLI::App& app, Run& run);
 

@@ -1,5 +1,5 @@
 // The program: cistern train | eval | predict | generate | compare | analyze | statistics | bench |
-// data | info | verify | completion.
+// data | import | info | verify | completion.
 #include <fcntl.h>
 #include <malloc.h>
 #include <sys/prctl.h>
@@ -224,6 +224,7 @@ int main(int argc, char** argv) {
   cistern::cli::AddAnalyze(app, run);
   cistern::cli::AddStatistics(app, run);
   cistern::cli::AddData(app, run);
+  cistern::cli::AddImport(app, run);
   cistern::cli::AddInfo(app, run);
   cistern::cli::AddVerify(app, run);
   cistern::cli::AddBench(app, run);

@@ -44,12 +44,14 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
     run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
     run.data = experiment.value("data", Json::object());
   } else {
-    const std::vector<std::string>& models = FindTask("lm").models;
-    CISTERN_CHECK(
-        std::find(models.begin(), models.end(), run.config.kind) != models.end(), folder,
-        " has no experiment.json, which says how the rows of its task are read: copy that "
-        "of its run there, too");
-    run.options.kind = "lm";
+    for (const char* task : {"mlm", "lm"}) {
+      const std::vector<std::string>& models = FindTask(task).models;
+      if (std::find(models.begin(), models.end(), run.config.kind) != models.end())
+        run.options.kind = task;
+    }
+    CISTERN_CHECK(!run.options.kind.empty(), folder,
+                  " has no experiment.json, which says how the rows of its task are read: copy "
+                  "that of its run there, too");
   }
   if (skip_bad_rows) run.options.SkipBadRows();
   for (const std::string& assignment : set) run.options.SetOfUse(PlainAssignment(assignment));

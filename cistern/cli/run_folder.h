@@ -22,8 +22,8 @@ struct RunFolder {
 };
 
 // Errors name the missing file. Without experiment.json (a model from elsewhere) a language model
-// has the task lm and can measure files, but has no data of its own; other models are refused, as
-// nothing says how their rows are read.
+// has the task lm or mlm and can measure files, but has no data of its own; other models are
+// refused, as nothing says how their rows are read.
 // skip_bad_rows: also where the model was not trained so. set: options of the task that may be
 // others now (TaskOptions::SetOfUse).
 RunFolder OpenRun(const std::string& folder, bool skip_bad_rows = false,

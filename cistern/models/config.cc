@@ -131,8 +131,8 @@ Fields ModelConfig::Describe() {
   f.Add("bias", &bias, "biases in all linear maps");
   f.Add("ffn_bias", &ffn_bias, "biases in the feed-forward also without `bias`");
   f.Add("head_bias", &head_bias,
-        "of a language model: a bias in the output layer also without `bias`; needs "
-        "tie_embeddings=false");
+        "of a language model: a bias in the output layer also without `bias`, and in a tied one, "
+        "which `bias` leaves without");
   f.Add("tie_embeddings", &tie_embeddings,
         "of a language model: the output layer shares the (target's) embedding matrix");
   f.Add("target_vocab_size", &target_vocab_size,

@@ -14,17 +14,20 @@ namespace cistern {
 
 OutputLayer::OutputLayer(torch::nn::Module& owner, const ModelConfig& config,
                          const at::Tensor& embedding)
-    : embedding_(embedding) {
+    : weight_(embedding) {
   if (config.scale_logits) scale_ = 1 / std::sqrt(double(embedding.size(1)));
-  if (config.tie_embeddings) return;
-  head_ = owner.register_module(
-      "lm_head", std::make_shared<Linear>(embedding.size(1), embedding.size(0),
-                                          config.bias || config.head_bias, config.init_std));
+  if (!config.tie_embeddings) {
+    const auto head = owner.register_module(
+        "lm_head", std::make_shared<Linear>(embedding.size(1), embedding.size(0),
+                                            config.bias || config.head_bias, config.init_std));
+    weight_ = head->weight, bias_ = head->bias;
+  } else if (config.head_bias) {
+    bias_ = owner.register_module("lm_head", std::make_shared<Container>())
+                ->register_parameter("bias", ToActiveDevice(at::zeros({embedding.size(0)})));
+  }
 }
 
 void OutputLayer::Check(const ModelConfig& config) {
-  if (config.head_bias && config.tie_embeddings)
-    FailUsage("head_bias=true needs tie_embeddings=false: a tied output layer has no bias");
   if (config.scale_logits && !config.tie_embeddings)
     FailUsage(
         "scale_logits=true needs tie_embeddings=true: an output layer of its own learns its "
@@ -32,13 +35,13 @@ void OutputLayer::Check(const ModelConfig& config) {
 }
 
 at::Tensor OutputLayer::Logits(const at::Tensor& hidden) const {
-  return head_ ? head_->Forward(hidden) : ops::LinearProduct(Scaled(hidden), embedding_);
+  return ops::LinearProduct(Scaled(hidden), weight_, bias_);
 }
 
 at::Tensor OutputLayer::Loss(const at::Tensor& hidden, const at::Tensor& targets,
                              double label_smoothing) const {
-  return HeadLoss(Scaled(hidden).reshape({-1, hidden.size(-1)}), head_ ? head_->weight : embedding_,
-                  head_ ? head_->bias : at::Tensor(), targets.reshape({-1}), label_smoothing);
+  return HeadLoss(Scaled(hidden).reshape({-1, hidden.size(-1)}), weight_, bias_,
+                  targets.reshape({-1}), label_smoothing);
 }
 
 Pooling::Pooling(torch::nn::Module& owner, const ModelConfig& config)

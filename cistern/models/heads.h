@@ -9,18 +9,18 @@
 
 namespace cistern {
 
-// Hidden states to logits of tokens: with the embedding's own matrix (tie_embeddings) or with a
-// map of its own, `lm_head`, which may have a bias.
+// Hidden states to logits of tokens: with the embedding's own matrix (tie_embeddings) or with one of
+// its own, `lm_head.weight`; either may have a bias, `lm_head.bias`.
 class OutputLayer {
  public:
-  // Registers lm_head in `owner` where it has one. embedding: [V,D].
+  // Registers what of lm_head it has in `owner`. embedding: [V,D].
   OutputLayer(torch::nn::Module& owner, const ModelConfig& config, const at::Tensor& embedding);
   at::Tensor Logits(const at::Tensor& hidden) const;  // [...,D] -> [...,V]
   // NextTokenLoss(Logits(hidden), targets) without the logits in memory (nn/head_loss.h).
   at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& targets,
                   double label_smoothing = 0) const;
 
-  static void Check(const ModelConfig& config);  // head_bias, scale_logits
+  static void Check(const ModelConfig& config);  // scale_logits
 
  private:
   // What the output layer is given: with scale_logits divided by sqrt(D).
@@ -28,9 +28,8 @@ class OutputLayer {
     return scale_ == 1 ? hidden : hidden * scale_;
   }
 
-  at::Tensor embedding_;
+  at::Tensor weight_, bias_;  // [V,D], [V] or undefined
   double scale_ = 1;
-  std::shared_ptr<Linear> head_;  // null where tied
 };
 
 // One vector [B,D] of what a bidirectional trunk made of each row. `pooling` of the config:

@@ -168,8 +168,8 @@ TEST(ModelFiles, BrokenConfigsSayWhatToDo) {
   ExpectContains(message([](Json& j) { j["heads"] = 0; }), {path, "heads", "0"});
   ExpectContains(message([](Json& j) { j["dim"] = "wide"; }), {path, "dim", "wide"});
   ExpectContains(message([](Json& j) { j["positions"] = "rotary"; }), {"rotary", "latte"});
-  ExpectContains(message([](Json& j) { j["head_bias"] = true; }),
-                 {"head_bias", "tie_embeddings=false"});
+  ExpectContains(message([](Json& j) { j["tie_embeddings"] = false, j["scale_logits"] = true; }),
+                 {"scale_logits", "tie_embeddings=true"});
   WriteFile(path, "{");
   ExpectContains(ErrorMessage([&] { LoadModel(folder.path()); }), {path});
   ModelConfig c = SmallLm();

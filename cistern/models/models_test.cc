@@ -80,6 +80,8 @@ TEST(ParameterCount, ATokenAndTheBiases) {
   EXPECT_EQ(count([](ModelConfig& c) { c.vocab_size = 24, c.head_bias = true; }),
             plain + V + 2 * D + 1);
   EXPECT_EQ(count([](ModelConfig& c) { c.tie_embeddings = true; }), plain - V * D);
+  EXPECT_EQ(count([](ModelConfig& c) { c.tie_embeddings = c.head_bias = true; }),
+            plain - V * D + V);
   EXPECT_EQ(count([](ModelConfig& c) { c.positions = PositionKind::kLearned; }), plain + 64 * D);
 }
 

@@ -44,7 +44,7 @@ inline std::vector<ModelConfig> Lms() {
   all[1].conv = 3, all[1].positions = PositionKind::kLearned, all[1].norm = NormPlace::kPost,
   all[1].bias = true, all[1].tie_embeddings = false;
   all[2].positions = PositionKind::kRotary, all[2].final_norm = false;
-  all[3].positions = PositionKind::kSinusoidal, all[3].conv = 4;
+  all[3].positions = PositionKind::kSinusoidal, all[3].conv = 4, all[3].head_bias = true;
   all[4].tied_layers = {0, 1, 0}, all[4].embedding_norm = true;
   return all;
 }

@@ -228,7 +228,7 @@ TransferReport TakeWeights(Model& model, const std::string& folder,
     }
     if (t.name.starts_with("lm_head.") && there.kind == model.config().kind && !options.new_head)
       FailUsage("'", t.name, "' of ", folder, " has no place in this model, whose output layer ",
-                model.config().tie_embeddings ? "is tied to the embeddings" : "has no bias",
+                t.name == "lm_head.bias" ? "has no bias" : "is tied to the embeddings",
                 "; --new-head begins with another, and without the setting it is the folder's");
     report.left.push_back(t.name);
   }
