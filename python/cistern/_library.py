@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from typing import Any
+from typing import Any, Mapping
 
 import torch
 
@@ -55,6 +55,25 @@ def mechanisms() -> dict[str, dict[str, Any]]:
     return answer(torch.ops.cistern.mechanisms())
 
 
+def _plain(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values as JSON has them, those of numpy too; UsageError names one that it cannot have."""
+
+    def known(value: Any) -> Any:
+        if hasattr(value, "tolist") and not isinstance(value, torch.Tensor):
+            return value.tolist()
+        raise TypeError
+
+    out = {}
+    for name, value in values.items():
+        try:
+            out[name] = json.loads(json.dumps(value, allow_nan=False, default=known))
+        except (TypeError, ValueError) as e:
+            wanted = ("a finite number" if isinstance(e, ValueError) else
+                      "a number, a string or a bool")
+            raise UsageError(f"{where} expected {wanted} for {name}, got {value!r}") from None
+    return out
+
+
 def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max_length: int = 0,
               layer: int = 0, dropout: float = 0.0, **more: Any) -> str:
     """What names a core to the library: its mechanism, options and sizes. `more`: model, the width
@@ -62,18 +81,11 @@ def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max
     sizes = {
         "dim": dim, "heads": heads, "max_length": max_length, "layer": layer, "dropout": dropout
     }
-    for name, value in [*options.items(), *sizes.items()]:
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError):
-            number = isinstance(value, float)
-            wanted = "a finite number" if number else "a number, a string or a bool"
-            raise UsageError(f"[{mechanism}] expected {wanted} for {name}, got {value!r}") from None
     return json.dumps(
         {
             "mechanism": mechanism,
-            "options": options,
-            **sizes,
+            "options": _plain(options, f"[{mechanism}]"),
+            **_plain(sizes, f"[{mechanism}]"),
             **more,
         }
     )
@@ -82,10 +94,14 @@ def make_spec(mechanism: str, options: dict[str, Any], dim: int, heads: int, max
 def complete_config(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """The config of a model of that kind with every key, those that it leaves out at their
     defaults."""
+    if not isinstance(config, Mapping):
+        raise UsageError(f"expected a config, a dict as in config.json, got {config!r}; "
+                         "cistern.load(folder) opens a folder")
     found = config.get("kind", kind)
     if found != kind:
         raise UsageError(f"expected the config of a model of kind {kind}, got one of {found}")
-    return answer(torch.ops.cistern.complete_model_config(json.dumps({**config, "kind": kind})))
+    given = _plain({**config, "kind": kind}, "config:")
+    return answer(torch.ops.cistern.complete_model_config(json.dumps(given)))
 
 
 def model_stack(config: dict[str, Any], form: str) -> dict[str, Any]:

@@ -115,13 +115,13 @@ class Block(nn.Module):
         return stream._replace(x=None if y is None else self._add(x, y, "attention_norm"),
                                memory=memory, handles=left), state
 
-    def write(self, source: Tensor, lengths: Tensor | None) -> Any:
-        """What cross attention needs of the source: its state, or the source itself where scores go
-        from layer to layer."""
+    def write(self, source: Tensor, lengths: Tensor | None, keep: bool) -> Any:
+        """What cross attention needs of the source: its state, or the source itself where nothing
+        is kept, or where scores go from layer to layer."""
         cross = self.cross_attention
         if cross is None:
             return {}
-        if cross.copied == 0 and not self.cross_leaves:
+        if keep and cross.copied == 0 and not self.cross_leaves:
             return cross.write(source, lengths=lengths)
         return {"source": source} if lengths is None else {"source": source, "lengths": lengths}
 

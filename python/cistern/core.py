@@ -173,10 +173,13 @@ class Core(nn.Module):
                 if not hasattr(owner, name):
                     owner.add_module(name, nn.Module())
                 owner = getattr(owner, name)
+            own = torch.empty(value.shape, dtype=value.dtype)  # where torch makes tensors now
+            if own.untyped_storage().device.type != "meta":
+                own.copy_(value)
             if w["trained"]:
-                owner.register_parameter(leaf, nn.Parameter(value))
+                owner.register_parameter(leaf, nn.Parameter(own))
             else:
-                owner.register_buffer(leaf, value)
+                owner.register_buffer(leaf, own)
 
     def weights(self) -> list[Tensor]:
         """Its weights in declared order, those tied to an earlier layer among them."""

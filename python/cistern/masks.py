@@ -86,19 +86,23 @@ def _check_beside(valid: Tensor, lengths: Tensor | None, starts: Tensor | None) 
         raise UsageError(
             f"expected starts of shape [{rows}, {length}], that of valid, and dtype bool, got "
             f"{_found(starts)}")
-    if lengths is None:
-        return
+    if lengths is not None:
+        check_lengths(lengths, rows, length, " of valid")
+
+
+def check_lengths(lengths: Tensor, rows: int, length: int, of: str = "") -> None:
+    """UsageError where these are not the lengths of rows of `length` tokens."""
     if (not isinstance(lengths, Tensor) or lengths.dtype != torch.int64
-            or lengths.shape != valid.shape[:1]):
+            or lengths.shape != (rows, )):
         raise UsageError(
-            f"expected lengths of shape [{rows}], the rows of valid, and dtype int64, got "
+            f"expected lengths of shape [{rows}], the rows{of}, and dtype int64, got "
             f"{_found(lengths)}")
     within = (lengths >= 0) & (lengths <= length)
-    if torch.compiler.is_compiling() or lengths.is_meta:
-        torch._assert_async(within.all(), "expected lengths within 0..T, the tokens of valid")
+    if torch.compiler.is_compiling() or lengths.untyped_storage().device.type == "meta":
+        torch._assert_async(within.all(), f"expected lengths within 0..T, the tokens{of}")
     elif not bool(within.all()):
         raise UsageError(
-            f"expected lengths within 0..{length}, the tokens of valid, got "
+            f"expected lengths within 0..{length}, the tokens{of}, got "
             f"{int(lengths[~within][0])}")
 
 

@@ -17,15 +17,30 @@ from torch import Tensor, nn
 from cistern._library import UsageError, answer, complete_config, model_stack
 from cistern.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, bands_of
 from cistern.blocks import Blocks, Stream
-from cistern.masks import TokenMap, require_maskable
+from cistern.masks import TokenMap, check_lengths, require_maskable
 from cistern.nn import piece_positions, positions_after
 from cistern.parts import Head, MatchHead, Positions, norm_of
 
 
+class _TiedHead(nn.Module):
+    """What an output layer that shares the embeddings' matrix has of its own: a bias."""
+
+    def __init__(self, vocab: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(vocab))
+
+
+def _output(config: dict[str, Any], dim: int, vocab: int) -> nn.Module | None:
+    if not config["tie_embeddings"]:
+        return nn.Linear(dim, vocab, bias=config["bias"] or config["head_bias"])
+    return _TiedHead(vocab) if config["head_bias"] else None
+
+
 def _logits(config: dict[str, Any], x: Tensor, table: Tensor, head: nn.Module | None) -> Tensor:
-    if head is not None:
+    bias = head.bias if isinstance(head, _TiedHead) else None
+    if head is not None and bias is None:
         return head(x)
-    return F.linear(x / math.sqrt(x.shape[-1]) if config.get("scale_logits") else x, table)
+    return F.linear(x / math.sqrt(x.shape[-1]) if config.get("scale_logits") else x, table, bias)
 
 
 # Its first weights, as the program draws them: by init_std, embedding_std, position_std and init of
@@ -84,6 +99,9 @@ class _Trunk(nn.Module):
     # state after.
     def _causal(self, x: Tensor, state: Any, keep: bool, lengths: Tensor | None,
                 starts: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Any]:
+        if not isinstance(state, dict) or not {"layers", "positions"} <= set(state):
+            raise UsageError("expected a state, a dict of layers and positions: give what an "
+                             "earlier call of extend, encode or empty_state returned")
         if valid is not None:
             front = self._front(valid, lengths, starts, goes_on=keep)
             y, after = self._causal(front.move(x, 1), state, keep, front.lengths, front.starts,
@@ -117,8 +135,11 @@ class _Trunk(nn.Module):
 
 
 def _whole(ids: Tensor, lengths: Tensor | None) -> Tensor:
-    return torch.full((ids.shape[0], ), ids.shape[1], dtype=torch.int64,
-                      device=ids.device) if lengths is None else lengths
+    rows, length = ids.shape[:2]
+    if lengths is None:
+        return torch.full((rows, ), length, dtype=torch.int64, device=ids.device)
+    check_lengths(lengths, rows, length)  # where padding is seen, no core does
+    return lengths
 
 
 # Values [B, T, C] with zeros where there are no tokens, whatever stands there: NaN would become one
@@ -147,8 +168,7 @@ class DecoderLM(_Trunk):
             bands_of(config, own, dim), dim) if self.adaptive else nn.Embedding(vocab, dim)
         self._build(config, "causal")
         self.lm_head: Any = AdaptiveSoftmax(config, own, dim) if self.adaptive else (
-            None if config["tie_embeddings"] else nn.Linear(
-                self._dim, vocab, bias=config["bias"] or config["head_bias"]))
+            _output(config, self._dim, vocab))
         _draw(self, config)
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
@@ -295,8 +315,7 @@ class MaskedLM(_Trunk):
         self.embed_tokens = nn.Embedding(vocab, dim)
         self.mask_token = nn.Parameter(torch.zeros(dim))
         self._build(config, "bidirectional")
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
-            dim, vocab, bias=config["bias"] or config["head_bias"])
+        self.lm_head = _output(config, dim, vocab)
         transform = config.get("masked_lm", {}).get("transform", True)
         self.transform = nn.Linear(dim, dim) if transform else None
         self.transform_norm = norm_of(config, dim) if transform else None
@@ -374,14 +393,14 @@ class EncoderDecoder(nn.Module):
         self.source_embed_tokens = None if share else nn.Embedding(config["vocab_size"], dims[0])
         self.encoder = _Half(config, "bidirectional")
         self.decoder = _Half(config, "causal")
-        self.lm_head = None if config["tie_embeddings"] else nn.Linear(
-            dims[1], vocab, bias=config["bias"] or config["head_bias"])
+        self.lm_head = _output(config, dims[1], vocab)
         _draw(self, config)
 
-    def _encoded(self, source: Tensor, lengths: Tensor | None, valid: Tensor | None) -> list[Any]:
+    def _encoded(self, source: Tensor, lengths: Tensor | None, valid: Tensor | None,
+                 keep: bool) -> list[Any]:
         if valid is not None:
             front = self.encoder._front(valid, lengths)
-            return self._encoded(front.move(source, 1), front.lengths, None)
+            return self._encoded(front.move(source, 1), front.lengths, None, keep)
         table = self.embed_tokens if self.source_embed_tokens is None else self.source_embed_tokens
         positions = torch.arange(source.shape[1], device=source.device).unsqueeze(0)
         stream = Stream(self.encoder._enter(table(source), positions), positions, lengths)
@@ -390,7 +409,7 @@ class EncoderDecoder(nn.Module):
         if stream.source is not None:  # latents: no padding among them
             lengths = None
         x = self.encoder._norm(stream.x)
-        return [block.write(x, lengths) for block in self.decoder.layers.each()]
+        return [block.write(x, lengths, keep) for block in self.decoder.layers.each()]
 
     def _run(self, ids: Tensor, state: Any, keep: bool, lengths: Tensor | None,
              valid: Tensor | None) -> tuple[Tensor, Any]:
@@ -404,7 +423,7 @@ class EncoderDecoder(nn.Module):
         right is never seen, nor are tokens where source_valid [B, S] or valid [B, T] is false."""
         before = torch.zeros(ids.shape[0], dtype=torch.int64, device=ids.device)
         layers = [None] * len(self.decoder.layers.owners)
-        written = self._encoded(source, source_lengths, source_valid)
+        written = self._encoded(source, source_lengths, source_valid, False)
         state = {"layers": layers, "positions": before, "source": written}
         return self._run(ids, state, False, lengths, valid)[0]
 
@@ -412,7 +431,7 @@ class EncoderDecoder(nn.Module):
                valid: Tensor | None = None) -> Any:
         """The state before the first token of the target."""
         state = self.decoder._empty(source.shape[0], source.device)
-        return state | {"source": self._encoded(source, lengths, valid)}
+        return state | {"source": self._encoded(source, lengths, valid, True)}
 
     def extend(self, ids: Tensor, state: Any, *, lengths: Tensor | None = None,
                valid: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -461,7 +480,7 @@ class Forecaster(_Trunk):
 
     def empty_state(self, batch: int) -> Any:
         """The state before the first step: {"layers": [state of each layer], "positions": [B]}."""
-        return self._empty(batch, self.out_proj.weight.device)
+        return self._empty(batch, next(self.parameters()).device)
 
 
 # The module of each kind of model that the C++ library has.
@@ -493,12 +512,11 @@ def load(
         RuntimeError: a file that cannot be read. All of them name the file.
     """
     folder = os.fspath(folder)
-    path = os.path.join(folder, "config.json")
-    config = answer(torch.ops.cistern.read_model_config(path))["config"]
+    config = answer(torch.ops.cistern.folder_config(folder))
     if config["kind"] not in KINDS:
         raise UsageError(
-            f"{path}: the Python package lacks models of kind {config['kind']}; run this one with "
-            "the program")
+            f"{folder}/config.json: the Python package lacks models of kind {config['kind']}; run "
+            "this one with the program")
     file = os.path.join(folder, "model.safetensors")
     weights = torch.ops.cistern.load_tensors(file)
     for said in torch.ops.cistern.changed_files(folder):

@@ -262,9 +262,16 @@ class Attention(nn.Module):
         before = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         return piece_positions(before, x.shape[1], starts)
 
+    # A tensor of the type and on the device of its weights; quantized maps read float32.
+    def _weight(self) -> Tensor:
+        for weight in [getattr(self.o_proj, "weight", None), *self.parameters()]:
+            if isinstance(weight, Tensor) and weight.is_floating_point():
+                return weight
+        return torch.empty(0, dtype=torch.float32)
+
     def _empty_conv(self, batch: int, like: Tensor) -> Tensor:
         channels = sum(p["width"] for p in self.projections)
-        return torch.zeros(batch, self.conv - 1, channels, dtype=self.o_proj.weight.dtype,
+        return torch.zeros(batch, self.conv - 1, channels, dtype=self._weight().dtype,
                            device=like.device)
 
     def _check_handles(self, handles: Handles | None, leave: bool) -> None:
@@ -542,13 +549,13 @@ class Attention(nn.Module):
             check_state(self.core.mechanism, self.core.state_names, state)
             parts = parts + self._of_memory(
                 self.core.packed_projections,
-                self._packed(state["memory"].to(self.o_proj.weight.dtype)))
+                self._packed(state["memory"].to(self._weight().dtype)))
         return self._merge(self.core.read(*parts, state=state))
 
     def empty_state(self, batch: int, like: Tensor | None = None) -> State:
         """The state of `batch` rows in which nothing is written; the core's, and with a convolution
         "conv" [B, taps-1, widths]."""
-        weight = self.o_proj.weight
+        weight = self._weight()
         like = weight if like is None else like.to(weight.dtype)
         state = self.core.empty_state(batch, like)
         if self.conv > 0:

@@ -38,10 +38,6 @@ const Core& CachedCore(const std::string& text, bool cross) {
 
 }  // namespace
 
-namespace {
-
-// As it is now, but without the modes of Python and the shapes alone (the Meta backend) that fake
-// tensors ask for.
 c10::impl::LocalDispatchKeySet WithoutModes() {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = keys.excluded_ | c10::DispatchKeySet({c10::DispatchKey::Python,
@@ -49,8 +45,6 @@ c10::impl::LocalDispatchKeySet WithoutModes() {
   keys.included_ = keys.included_.remove_backend(c10::BackendComponent::MetaBit);
   return keys;
 }
-
-}  // namespace
 
 Undisturbed::Undisturbed()
     : no_modes_(WithoutModes()),

@@ -13,8 +13,12 @@
 
 namespace cistern::python {
 
-// While a mechanism is made: no mode of Python (fake tensors, tracing) sees it, and the user's
-// random numbers are left alone.
+// As the thread has them, but without the modes of Python (fake tensors, tracing) and the shapes
+// alone (the Meta backend) that fake tensors ask for.
+c10::impl::LocalDispatchKeySet WithoutModes();
+
+// While a mechanism is made: no mode of Python sees it, and the user's random numbers are left
+// alone.
 class Undisturbed {
  public:
   Undisturbed();

@@ -140,6 +140,7 @@ std::string DescribeCore(std::string_view text, std::string_view form, std::stri
 
 // The weights of a new core, drawn from torch's generator where they are random parameters.
 std::vector<at::Tensor> InitialWeights(std::string_view spec) {
+  const c10::impl::ForceDispatchKeyGuard no_modes(WithoutModes());
   const std::shared_ptr<Mechanism> core = MakeCore(ParseSpec(std::string(spec)));
   std::vector<at::Tensor> out;
   for (const CoreWeight& w : core->weights()) out.push_back(w.value->detach());
@@ -211,13 +212,14 @@ at::Tensor Definition(at::TensorList x, at::TensorList weights, std::string_view
   return core->Definition(form, queries, keys);
 }
 
-// A model's config with every key, and the defaults of all of them.
-std::string ReadConfig(std::string_view path) {
+// The config of a model folder with every key, and the biases that its weights have.
+std::string FolderConfig(std::string_view folder) {
   const Undisturbed undisturbed;
   return Answer([&] {
-    ModelConfig config = ReadModelConfig(ReadJsonFile(std::string(path)), std::string(path)),
-                defaults;
-    return Json{{"config", config.Describe().Write()}, {"defaults", defaults.Describe().Write()}};
+    const std::string path = std::string(folder) + "/config.json";
+    ModelConfig config = ReadModelConfig(ReadJsonFile(path), path);
+    KeepBiases(config, SafetensorsFile(std::string(folder) + "/model.safetensors"));
+    return config.Describe().Write();
   });
 }
 
@@ -386,7 +388,7 @@ TORCH_LIBRARY_FRAGMENT(cistern, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   m.def("mechanisms() -> str", &AllMechanisms);
   m.def("describe_core(str spec, str form, str positions, int conv) -> str", &DescribeCore);
-  m.def("read_model_config(str path) -> str", &ReadConfig);
+  m.def("folder_config(str folder) -> str", &FolderConfig);
   m.def("complete_model_config(str config) -> str", &CompleteConfig);
   m.def("initial_model_weights(str config) -> (str, Dict(str, Tensor))", &InitialModelWeights);
   m.def("changed_files(str folder) -> str[]", &ChangedFilesOf);

@@ -266,3 +266,13 @@ def test_compile():
     compiled = torch.compile(lambda x, valid: layer(x, valid=valid), backend="aot_eager",
                              fullgraph=True)
     assert error(compiled(x, VALID), layer(x, valid=VALID)) < 1e-6
+
+
+@pytest.mark.parametrize("padding", ["masked", "zeros", "seen"])
+def test_lengths_that_fit_no_row(padding):
+    model = cistern.EncoderClassifier({"vocab_size": 19, "dim": DIM, "heads": HEADS,
+                                       "classes": 3, "padding": padding})
+    ids = torch.randint(19, (2, 7))
+    for bad in torch.tensor([8, 3]), torch.tensor([-1, 3]), torch.tensor([3]), [7, 3]:
+        with pytest.raises(cistern.UsageError, match="expected lengths"):
+            model(ids, bad)

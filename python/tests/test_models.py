@@ -5,6 +5,7 @@ import math
 import warnings
 
 import cistern
+import numpy
 import pytest
 import torch
 from cistern.models import KINDS
@@ -188,8 +189,9 @@ def test_relative_positions_take_no_others(tmp_path):
 
 @pytest.mark.parametrize(
     "more",
-    [dict(), dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))],
-    ids=["", "plain"])
+    [dict(), dict(head_bias=True),
+     dict(tie_embeddings=False, head_bias=True, masked_lm=dict(transform=False))],
+    ids=["", "bias", "plain"])
 @pytest.mark.parametrize("name", ["latte", "softmax", "luna"])
 def test_masked_language_model(tmp_path, name, more):
     model, ids, logits = check(
@@ -504,6 +506,43 @@ def test_refusals(tmp_path):
     (tmp_path / "m" / "config.json").write_text("{")
     with pytest.raises(RuntimeError, match="config.json:1"):
         cistern.load(tmp_path / "m")
+
+
+# As earlier versions wrote them, whose maps had other biases than today's defaults.
+@pytest.mark.parametrize("name, option, value, bias", [("rfa_gate", "gate_bias", False, False),
+                                                       ("abc_mlp", "control_bias", "model", True)])
+def test_biases_of_folders_that_do_not_name_them(tmp_path, name, option, value, bias):
+    config = make_config(attention=[name], bias=bias)
+    folder = tmp_path / "m"
+    made = cistern.DecoderLM(config | {"attention_options": {name: {option: value}}})
+    for p in made.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    write_folder(folder, made, **config)
+    model, ids = cistern.load(folder), torch.randint(19, (2, 12))
+    with torch.no_grad():
+        assert torch.equal(model(ids), made.eval()(ids))
+        assert error(model(ids), torch.ops.cistern.folder_logits(str(folder), ids)) < 1e-5
+    assert model.config["attention_options"][name][option] == value
+
+
+def test_values_of_numpy_in_configs():
+    config = make_config(attention=("latte", ), dim=numpy.int64(16), dropout=numpy.float32(0.5),
+                         attention_options={"latte": {"latents": numpy.int64(4)}})
+    model = cistern.DecoderLM(config)
+    assert (model.config["dim"], model.config["dropout"]) == (16, 0.5)
+    assert model.config["attention_options"] == {"latte": {"latents": 4}}
+    for bad in torch.tensor(16), object(), math.nan:
+        with pytest.raises(cistern.UsageError, match="config: expected a .* for dim, got"):
+            cistern.DecoderLM(make_config(dim=bad))
+    with pytest.raises(cistern.UsageError, match="expected a config, .*'folder'; cistern.load"):
+        cistern.DecoderLM("folder")
+
+
+def test_a_state_of_another_kind():
+    model = cistern.DecoderLM(make_config(attention=["latte"]))
+    for bad in {"memory": torch.zeros(1)}, [torch.zeros(1)]:
+        with pytest.raises(cistern.UsageError, match="expected a state, a dict of layers"):
+            model.extend(torch.zeros(1, 2, dtype=torch.int64), bad)
 
 
 def test_ids_outside_of_an_adaptive_vocabulary(tmp_path):
