@@ -151,9 +151,6 @@ ApproximationAnalysis::ApproximationAnalysis(const Options& options, const Analy
 }
 
 void ApproximationAnalysis::LayerSums::Merge(const LayerSums& o) {
-  if (o.reach < reach) return;
-  if (o.reach > reach) *this = LayerSums();
-  reach = o.reach;
   name = o.name, heads = std::max(heads, o.heads);
   for (const auto& by_name : o.errors) {
     for (const auto& by_size : by_name.second) {
@@ -165,6 +162,20 @@ void ApproximationAnalysis::LayerSums::Merge(const LayerSums& o) {
   if (spectrum.size() < o.spectrum.size()) spectrum.resize(o.spectrum.size());
   for (size_t i = 0; i < o.spectrum.size(); ++i) spectrum[i].Merge(o.spectrum[i]);
   rank.Merge(o.rank), ninety.Merge(o.ninety), width.Merge(o.width), tokens.Merge(o.tokens);
+}
+
+ApproximationAnalysis::LayerSums ApproximationAnalysis::OfMost(const ByReach& rows) {
+  int64_t all = 0, taken = 0;
+  for (const auto& [reach, sums] : rows)
+    if (reach > 0) all += sums.width.count;
+  LayerSums out;
+  for (auto it = rows.rbegin(); it != rows.rend() && (taken == 0 || 2 * taken < all); ++it) {
+    out.Merge(it->second);
+    out.reach = it->first, taken += it->second.width.count;
+  }
+  for (auto& [name, sizes] : out.errors)
+    if (WithinRow(name)) sizes.erase(sizes.upper_bound(out.reach), sizes.end());
+  return out;
 }
 
 void ApproximationAnalysis::AddRow(const CapturedLayer& layer, int64_t row, bool drawn,
@@ -267,11 +278,7 @@ void ApproximationAnalysis::Add(const Batch& batch, const std::vector<CapturedLa
            !l.mask.starts;
   };
   if (layers_.empty()) {
-    for (const CapturedLayer& l : layers) {
-      LayerSums sums;
-      sums.name = l.name;
-      layers_.push_back(std::move(sums));
-    }
+    layers_.resize(layers.size());
     for (const int64_t n : options_.layers) {
       if (n > int64_t(layers.size()))
         FailUsage("approximation.layers=", n, ": the model has ", layers.size(),
@@ -298,9 +305,9 @@ void ApproximationAnalysis::Add(const Batch& batch, const std::vector<CapturedLa
                                    int64_t(i) + 1) != options_.layers.end();
       if (!fits(layers[i]) || (!options_.layers.empty() && !asked)) continue;
       LayerSums sums;
-      sums.name = layers_[i].name;
+      sums.name = layers[i].name;
       AddRow(layers[i], row, rows_ == options_.row && int64_t(i) + 1 == options_.layer, &sums);
-      layers_[i].Merge(sums);
+      layers_[i][sums.reach].Merge(sums);
     }
   }
 }
@@ -308,7 +315,8 @@ void ApproximationAnalysis::Add(const Batch& batch, const std::vector<CapturedLa
 void ApproximationAnalysis::Merge(const Analysis& other_analysis) {
   const auto& other = dynamic_cast<const ApproximationAnalysis&>(other_analysis);
   if (layers_.empty()) layers_.resize(other.layers_.size());
-  for (size_t i = 0; i < other.layers_.size(); ++i) layers_[i].Merge(other.layers_[i]);
+  for (size_t i = 0; i < other.layers_.size(); ++i)
+    for (const auto& [reach, sums] : other.layers_[i]) layers_[i][reach].Merge(sums);
   if (pictures_.empty()) pictures_ = other.pictures_;
   rows_ += other.rows_, measured_ += other.measured_;
 }
@@ -334,16 +342,18 @@ Figures ApproximationAnalysis::Report() const {
                          {"layer", "rows", "tokens", "effective rank",
                           "values with 90 % of the energy", "size by the theorem for 50 %"},
                          {}};
+  std::vector<LayerSums> layers;
+  for (const ByReach& rows : layers_) layers.push_back(OfMost(rows));
   std::map<std::string, std::map<int64_t, Errors>> all;
   int64_t reach = std::numeric_limits<int64_t>::max();  // of all layers
-  for (const LayerSums& l : layers_)
+  for (const LayerSums& l : layers)
     if (l.heads > 0) reach = std::min(reach, l.reach);
   LineChart spectrum{"Spectrum of the attention weights",
                      "number of the singular value",
                      "share of the largest",
                      {}};
   Mean width, tokens;
-  for (const LayerSums& l : layers_) {
+  for (const LayerSums& l : layers) {
     if (l.heads == 0) continue;
     for (const auto& by_name : l.errors) {
       for (const auto& by_size : by_name.second) {
@@ -409,13 +419,15 @@ Figures ApproximationAnalysis::Report() const {
   if (!bound.x.empty()) outputs.series.push_back(bound);
   for (LineChart* chart : {&rows, &outputs}) chart->log_x = true, chart->log_y = true;
   spectrum.log_x = spectrum.log_y = true;
-  for (const LayerSums& l : layers_) {
+  for (const LayerSums& l : layers) {
     if (l.heads > 0 && l.width.count < measured_)
-      f.Text(StrCat(l.name, ": ", measured_ - l.width.count, " of ", measured_,
-                    " rows are left out. They are shorter than ",
-                    l.reach == 0
-                        ? "every one of approximation.sizes."
-                        : StrCat(l.reach, " tokens, the largest size that any row reaches.")));
+      f.Text(
+          StrCat(l.name, ": ", measured_ - l.width.count, " of ", measured_,
+                 " rows are left out. They are shorter than ",
+                 l.reach == 0
+                     ? "every one of approximation.sizes."
+                     : StrCat(l.reach,
+                              " tokens, the largest size that at least half of the rows reach.")));
   }
   f.Add(std::move(means));
   f.Add(

@@ -43,8 +43,6 @@ class ApproximationAnalysis : public Analysis {
     Mean rows, tv, outputs;
     void Merge(const Errors& o) { rows.Merge(o.rows), tv.Merge(o.tv), outputs.Merge(o.outputs); }
   };
-  // Of its rows that reach the largest size that any of them reaches: a shorter one would be part
-  // of the smaller sizes alone, and the curve one of other rows at each size.
   struct LayerSums {
     std::string name;
     int64_t heads = 0, reach = 0;  // reach: the largest size that is at most the tokens of the rows
@@ -53,6 +51,10 @@ class ApproximationAnalysis : public Analysis {
     Mean rank, ninety, width, tokens;
     void Merge(const LayerSums& other);
   };
+  using ByReach = std::map<int64_t, LayerSums>;
+  // The rows that reach the largest size that half of them reach: a shorter one would be part of
+  // the smaller sizes alone, and the curve one of other rows at each size.
+  static LayerSums OfMost(const ByReach& rows);
   struct Picture {
     std::string title;
     at::Tensor map;  // [T,T] double
@@ -62,7 +64,7 @@ class ApproximationAnalysis : public Analysis {
 
   Options options_;
   AnalysisContext context_;
-  std::vector<LayerSums> layers_;
+  std::vector<ByReach> layers_;
   std::vector<Picture> pictures_;
   int64_t rows_ = 0, measured_ = 0;
 };

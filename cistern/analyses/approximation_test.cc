@@ -128,24 +128,42 @@ TEST(Approximation, MoreFeaturesAreNearer) {
 TEST(Approximation, EverySizeIsOfTheSameRows) {
   const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax"}));
   const at::NoGradGuard guard;
-  const Batch batch = testing::IdsBatch(3, 12, {5, 12, 4}), row = batch.Rows(1, 2);
+  const Batch batch = testing::IdsBatch(3, 12, {5, 12, 11}), rows = batch.Rows(1, 3);
   const ApproximationAnalysis::Options options = Sizes({2, 8, 16});
-  ApproximationAnalysis all(options, ContextOf(model)), one(options, ContextOf(model)),
+  ApproximationAnalysis all(options, ContextOf(model)), long_ones(options, ContextOf(model)),
       first(options, ContextOf(model)), rest(options, ContextOf(model));
   all.Add(batch, RunLayers(*model, batch));
-  one.Add(row, RunLayers(*model, row));
-  const Batch begin = batch.Rows(0, 1), end = batch.Rows(1, 3);
+  long_ones.Add(rows, RunLayers(*model, rows));
+  const Batch begin = batch.Rows(0, 1);
   first.Add(begin, RunLayers(*model, begin));
-  rest.Add(end, RunLayers(*model, end));
+  rest.Add(rows, RunLayers(*model, rows));
   first.Merge(rest);
-  const Figures want = one.Report();
+  const Figures want = long_ones.Report();
   EXPECT_EQ(want.Plain().find("left out"), std::string::npos);
   for (const Figures& f : {all.Report(), first.Report()}) {
-    EXPECT_EQ(Cell(f.table("spectra"), 0, "rows"), 1);
-    ExpectContains(f.Plain(), {"layer 1: 2 of 3 rows are left out", "shorter than 8 tokens"});
+    EXPECT_EQ(Cell(f.table("spectra"), 0, "rows"), 2);
+    ExpectContains(f.Plain(), {"layer 1: 1 of 3 rows are left out", "shorter than 8 tokens"});
     for (const char* name : {"window", "linformer", "performer", "best of rank k"})
       EXPECT_NEAR(Of(f, name, 2, "rows"), Of(want, name, 2, "rows"), 1e-9) << name;
   }
+}
+
+TEST(Approximation, OneLongRowLeavesOutNoOther) {
+  const auto model = testing::Make<DecoderLm>(testing::SmallLm({"softmax"}));
+  const at::NoGradGuard guard;
+  const Batch batch = testing::IdsBatch(3, 12, {5, 12, 4});
+  ApproximationAnalysis::Options options = Sizes({2, 8});
+  options.mechanisms = {"window", "performer"};
+  ApproximationAnalysis analysis(options, ContextOf(model));
+  analysis.Add(batch, RunLayers(*model, batch));
+  const Figures f = analysis.Report();
+  EXPECT_EQ(f.Plain().find("left out"), std::string::npos);
+  EXPECT_EQ(Cell(f.table("spectra"), 0, "rows"), 3);
+  std::string sizes;
+  for (size_t i = 0; i < f.table("means").rows.size(); ++i)
+    sizes += StrCat(Cell(f.table("means"), i, "mechanism").get<std::string>(), " ",
+                    Cell(f.table("means"), i, "size").get<int64_t>(), ";");
+  EXPECT_EQ(sizes, "best of rank k 2;performer 2;performer 8;window 2;");
 }
 
 TEST(Approximation, PartsMergeAndRefusals) {

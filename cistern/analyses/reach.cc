@@ -235,7 +235,6 @@ Figures ReachAnalysis::Report() const {
   heat.values.assign(map.const_data_ptr<double>(), map.const_data_ptr<double>() + map.numel());
   heat.square = false, heat.width = 640;
   for (const int64_t q : queries_) heat.row_names.push_back(one ? "class" : std::to_string(q + 1));
-  for (int64_t s = 1; s <= heat.columns; ++s) heat.column_names.push_back(std::to_string(s));
   f.Add("map", heat,
         "One line is one output, its token's number at the left: the share of its gradient in each "
         "token of the row.");

@@ -56,11 +56,7 @@ void AddLayerMap(const Grid& of_layers, Figures* f) {
   map.title = "Most similar heads of two layers";
   map.x_label = "layer compared with", map.y_label = "layer";
   map.rows = map.columns = int64_t(layers);
-  for (size_t l = 0; l < layers; ++l) {
-    map.row_names.push_back(std::to_string(l + 1));
-    for (const double x : of_layers[l]) map.values.push_back(x);
-  }
-  map.column_names = map.row_names;
+  for (const auto& line : of_layers) map.values.insert(map.values.end(), line.begin(), line.end());
   f->Add("layers", map,
          "Each cell: the head of the line's layer that is most like some head of the column's "
          "layer. The darker the cells beside the diagonal against those far from it, the more do "

@@ -141,8 +141,6 @@ void AddCells(const std::vector<SimilarityCell>& cells, Figures* f) {
       map.values = c.most;
       map.low = 0, map.high = 1;
       map.width = 420;
-      for (int64_t l = 1; l <= c.layers; ++l) map.row_names.push_back(std::to_string(l));
-      map.column_names = map.row_names;
       maps.push_back(RenderSvg(map));
       table.rows.push_back({c.model, c.data, c.layers, c.rows, c.tokens, MeanApart(c, c.most, 1),
                             MeanApart(c, c.most, 0), MeanApart(c, c.mean, 1),

@@ -303,7 +303,7 @@ void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
       history[int64_t(i)].narrow(0, 0, w.size(0)).copy_(w / w.abs().sum().clamp_min(1e-300));
     }
     HeatMap map =
-        MapOf(history, StrCat(where, "slot ", slot, " over time"), "token", "tokens so far");
+        MapOf(history, StrCat(where, "slot ", slot + 1, " over time"), "token", "tokens so far");
     map.signed_values = history.nan_to_num(0).min().item<double>() < -1e-9;
     if (d.times.size() <= 64) {
       for (const int64_t t : d.times) map.row_names.push_back(std::to_string(t));
@@ -321,7 +321,7 @@ void SlotsAnalysis::DrawLayer(const Drawn& d, int* number, Figures* f) const {
       words.push_back(
           {word < 0 ? "[cls]" : words_.at(size_t(word)), write[slot][s].item<double>()});
     }
-    f->Svg(name("words"), RenderWords(StrCat(where, "what slot ", slot, " holds"), words), "");
+    f->Svg(name("words"), RenderWords(StrCat(where, "what slot ", slot + 1, " holds"), words), "");
   }
 }
 
@@ -354,8 +354,9 @@ Figures SlotsAnalysis::Report() const {
       const auto value = [i](const std::vector<Mean>& all) {
         return i < all.size() ? all[i].Value() : Json();
       };
-      each.rows.push_back({l.name, l.first_head + int64_t(i) / l.slots + 1, int64_t(i) % l.slots,
-                           value(l.slot_held), value(l.slot_age), value(l.slot_read)});
+      each.rows.push_back({l.name, l.first_head + int64_t(i) / l.slots + 1,
+                           int64_t(i) % l.slots + 1, value(l.slot_held), value(l.slot_age),
+                           value(l.slot_read)});
     }
   }
   f.Add(std::move(table));

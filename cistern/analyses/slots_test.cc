@@ -142,6 +142,7 @@ TEST(SlotWeights, GroupsOfHeads) {
   EXPECT_EQ(Cell(f.table("layers"), 0, "mechanism"), "latte");
   ASSERT_EQ(f.table("slots").rows.size(), 3u);
   EXPECT_EQ(Cell(f.table("slots"), 0, "head"), 2);
+  EXPECT_EQ(Cell(f.table("slots"), 0, "slot"), 1);
   HtmlReport page("x");
   f.AddTo(page);
   ExpectContains(page.Html(), {"layer 1, latte, head 2: who reads it"});

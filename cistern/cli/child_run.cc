@@ -108,7 +108,7 @@ std::vector<std::string> PlacesOfData(const ChildSettings& s) {
   std::vector<std::string> places;
   for (const auto& [key, value] : flat.items()) {
     if (IsPlaceOfData(DottedKey(key)) && value.is_string())
-      places.push_back(DottedKey(key) + "=" + value.get<std::string>());
+      places.push_back(DottedKey(key) + "=" + AsAssigned(value.get<std::string>()));
   }
   return places;
 }

@@ -124,11 +124,18 @@ std::vector<std::string> FittingMechanisms(const Experiment& experiment) {
   return fit;
 }
 
-std::string TimeStamp() {
+// Named by the time, and made: another comparison may begin in the same second.
+std::string NewFolder() {
   char stamp[32];
   const std::time_t now = std::time(nullptr);
   std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", std::localtime(&now));
-  return stamp;
+  const std::string name = StrCat("runs/compare-", stamp);
+  EnsureDirectory("runs");
+  std::string folder = name;
+  std::error_code error;
+  for (int n = 2; !std::filesystem::create_directory(folder, error) && !error; ++n)
+    folder = StrCat(name, "-", n);
+  return folder;
 }
 
 // Of a text, where it lies now: the model of a finished run on the test split in long blocks, at
@@ -342,7 +349,7 @@ int RunCompare(CLI::App& command, CompareArguments a) {
   // in the cache then.
   if (!a.resume) c.experiment.task.Make()->Prepare();
   if (Interrupted()) return 130;
-  if (a.out.empty()) a.out = "runs/compare-" + TimeStamp();
+  if (a.out.empty()) a.out = NewFolder();
   EnsureDirectory(a.out);
   const FileLock lock(a.out + "/lock", "the comparison in " + a.out);
   KeepSettings(a.out, c.experiment, a.common.device);

@@ -114,7 +114,7 @@ int RunText(const DataArguments& a) {
   for (const std::string& setting : FindTask("lm").defaults) {
     if (setting.starts_with("task.")) fields.Set(TaskOptions::Grouped(setting, "lm"));
   }
-  fields.Set("task.lm.text=" + a.text);
+  fields.Set("task.lm.text=" + AsAssigned(a.text));
   fields.Set("task.lm.tokenizer=" + a.tokenizer);
   if (a.vocab_size && a.tokenizer == "bytes")
     FailUsage("--vocab-size has no effect with --tokenizer bytes; leave it out");

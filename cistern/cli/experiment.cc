@@ -14,7 +14,6 @@
 #include "cistern/cli/analysis_log.h"
 #include "cistern/io/checked_json.h"
 #include "cistern/io/safetensors.h"
-#include "cistern/io/table_reader.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/transfer.h"
 #include "cistern/nn/product_speed.h"
@@ -79,7 +78,7 @@ std::string Said(const Json& tree, const std::vector<std::string>& assignments,
     value = inner[key].get<std::string>();
   const std::string start = (table.empty() ? "" : table + ".") + key + "=";
   for (const std::string& a : assignments) {
-    if (a.starts_with(start)) value = key == "from" ? a.substr(start.size()) : AssignedValue(a);
+    if (a.starts_with(start)) value = AssignedValue(a);
   }
   return value;
 }
@@ -96,7 +95,7 @@ void DropIdleParts(ModelConfig& model, const std::function<bool(const std::strin
   drop(linear, "head_dims", model.head_dims, unset.head_dims);
   drop(linear, "head_dropout", model.head_dropout, unset.head_dropout);
   drop(!output, "tie_embeddings", model.tie_embeddings, unset.tie_embeddings);
-  drop(!output || model.tie_embeddings, "head_bias", model.head_bias, unset.head_bias);
+  drop(!output, "head_bias", model.head_bias, unset.head_bias);
   drop(!output || !model.tie_embeddings, "scale_logits", model.scale_logits, unset.scale_logits);
 }
 
@@ -252,15 +251,12 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
 std::string PlainAssignment(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == assignment.npos) return assignment;
-  const bool spaced = equals > 0 && assignment[equals - 1] == ' ';
-  return StrCat(AssignedKey(assignment), "=",
-                spaced ? AssignedValue(assignment) : assignment.substr(equals + 1));
+  return AssignedKey(assignment) + assignment.substr(equals);
 }
 
 std::string AssignedValue(const std::string& assignment) {
   const size_t equals = assignment.find('=');
-  if (equals == assignment.npos) return "";
-  return std::string(TrimmedCell(std::string_view(assignment).substr(equals + 1)));
+  return equals == assignment.npos ? "" : AssignedText(assignment.substr(equals + 1));
 }
 
 std::string AssignedKey(const std::string& assignment) {
@@ -281,7 +277,7 @@ std::vector<std::string> DataAssignments(const std::string& task, const std::str
   set.push_back("task.kind=" + info.name);
   if (data.empty()) return set;
   if (info.data.empty()) FailUsage("the task ", info.name, " generates its own data; omit --data");
-  set.push_back("task." + info.name + "." + info.data + "=" + data);
+  set.push_back("task." + info.name + "." + info.data + "=" + AsAssigned(data));
   return set;
 }
 

@@ -45,8 +45,7 @@ std::string NamedTask(const std::string& file, const std::vector<std::string>& a
 // The key and the value of KEY=VALUE, without blanks around them.
 std::string AssignedKey(const std::string& assignment);
 std::string AssignedValue(const std::string& assignment);
-// KEY=VALUE of "KEY = VALUE"; without a blank before the sign VALUE stays as it is: a path may
-// begin or end with one.
+// The same with AssignedKey in place of the key.
 std::string PlainAssignment(const std::string& assignment);
 // "train.lr" of the JSON pointer "/train/lr".
 std::string DottedKey(std::string pointer);

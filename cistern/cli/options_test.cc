@@ -62,13 +62,13 @@ TEST_F(OptionsTest, WhatWouldChangeNothingIsRefused) {
   Expect({"info", "--docs", "--json"}, 2, {"--docs", "leave out --json"});
 }
 
-// The blanks of KEY = VALUE are cut, those of a path are not.
+// The blanks of KEY = VALUE are cut, those of a quoted path are not.
 TEST_F(OptionsTest, APathKeepsItsBlanks) {
   const std::string text = folder_ / "text.txt ", out = folder_ / "run";
   WriteFileAtomically(text, Text());
   const Words small = {"--set", "model.dim = 8",          "--set", "model.heads= 2", "--steps", "1",
                        "--set", "task.tokenizer = bytes", "--set", "task.length =16"};
-  for (const Words& data : {Words{"--text", text}, Words{"--set", "task.text=" + text}}) {
+  for (const Words& data : {Words{"--text", text}, Words{"--set", "task.text=\"" + text + "\""}}) {
     const Outcome o = Run(Words{"train", "--threads", "1", "--out", out} + data + small);
     ASSERT_EQ(o.code, 0) << o;
     const Json task = ReadJsonFile(out + "/experiment.json")["task"]["lm"];

@@ -219,7 +219,8 @@ std::vector<ReproducedCell> PlanCells(const PaperTable& table, const PlanOptions
       const TaskInfo& task = published.task.info();
       const std::string& data = options.small ? column.small_data : column.data;
       if (!data.empty() && options.need_data)
-        cell.set.push_back(StrCat("task.", task.name, ".", task.data, "=", places.Find(data)));
+        cell.set.push_back(
+            StrCat("task.", task.name, ".", task.data, "=", AsAssigned(places.Find(data))));
       cell.set.insert(cell.set.end(), options.set.begin(), options.set.end());
       WriteFileAtomically(copy, StrCat("extends = ", files.dump(), "\n"));
       try {

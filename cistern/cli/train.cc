@@ -173,7 +173,7 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   if (a.resume && (!a.from.empty() || a.new_head || a.swap_attention))
     FailUsage("--resume continues with the weights of the run in --out; omit --from, --new-head ",
               "and --swap-attention");
-  if (!a.from.empty()) set.push_back("from=" + a.from);
+  if (!a.from.empty()) set.push_back("from=" + AsAssigned(a.from));
   if (a.new_head) set.push_back("new_head=true");
   if (a.swap_attention) set.push_back("swap_attention=true");
   if (!a.pretrain.empty()) set.push_back("pretrain.objective=" + a.pretrain);

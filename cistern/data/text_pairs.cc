@@ -140,10 +140,11 @@ class PairFile : public TextPairs {
       return StrCat(tabs_ + 1, " columns; expected ", kColumns,
                     ", between tabs: label, id, id, text, text");
     if (options_.labelled) {
+      const std::string said(line_ == 1 ? WithoutMark(label_) : label_);
       char* rest = nullptr;
-      const double label = std::strtod(label_.c_str(), &rest);
-      if (label_.empty() || rest != label_.c_str() + label_.size() || (label != 0 && label != 1))
-        return StrCat("expected the label 0 or 1, got '", label_.substr(0, kLongestLabel), "'");
+      const double label = std::strtod(said.c_str(), &rest);
+      if (said.empty() || rest != said.c_str() + said.size() || (label != 0 && label != 1))
+        return StrCat("expected the label 0 or 1, got '", said.substr(0, kLongestLabel), "'");
       row->label = label == 1 ? 1 : 0;
     }
     if (returned_ && end > places_[3] + 1) --end;
@@ -234,12 +235,7 @@ void ReadFolder(const std::string& path, DocumentBuilder* builder,
   FindFiles(path, Folders::kSearch, &found);
   found.Note(notes);
   CheckNoTwins(found.paths);
-  for (const std::string& file : found.paths) {
-    std::string text;
-    for (ByteSource source(file); source.Append(&text);) {
-    }
-    builder->Add(text);
-  }
+  for (const std::string& file : found.paths) builder->Add(ReadText(file));
 }
 
 std::string TextColumn(const TableReader& table, const std::string& asked) {

@@ -93,6 +93,7 @@ TEST(TextPairs, ErrorsNameTheLine) {
     return ErrorMessage([&] { OpenPairFile(path, options); });
   };
   EXPECT_EQ(message(good), "no error");
+  EXPECT_EQ(message("\xef\xbb\xbf" + good), "no error");
   ExpectSays(message(good + "1\ta\tb\tc\n"), {"p.tsv:2:", "4 columns; expected 5"});
   ExpectSays(message(good + "1\ta\tb\tc\td\te\n"), {"p.tsv:2:", "6 columns"});
   ExpectSays(message(good + "\n" + good), {"p.tsv:2:", "1 columns"});
@@ -158,7 +159,7 @@ TEST(TextPairs, HalvesOccurOnceWithEachLabel) {
     WriteBytes(folder / ((i % 2 ? "docs/deep/" : "docs/") + std::to_string(i) + ".txt"),
                Document(i));
   }
-  WriteBytes(folder / "docs/again.txt", Document(4));
+  WriteBytes(folder / "docs/again.txt", "\xef\xbb\xbf" + Document(4));
   WriteGzip(folder / "docs/packed.txt.gz", Document(4));
   WriteBytes(folder / "docs/short.txt", "short");
   WriteBytes(folder / "docs/.hidden", Document(99));

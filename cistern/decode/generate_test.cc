@@ -273,6 +273,18 @@ TEST(Generate, Errors) {
   EXPECT_NE(ErrorMessage([] { FileSource("/tmp"); }).find("it is a folder"), std::string::npos);
 }
 
+TEST(Generate, AByteOrderMarkIsNoPartOfAPrompt) {
+  const TestFolder folder;
+  const std::string mark = "\xef\xbb\xbf";
+  for (const auto& [text, read] :
+       {std::pair(mark + "a" + mark, "a" + mark), {mark, ""}, {"\xef", "\xef"}, {"", ""}}) {
+    WriteFileAtomically(folder / "prompt", text);
+    const PromptSource source = FileSource(folder / "prompt");
+    EXPECT_EQ(source(), read);
+    EXPECT_EQ(source(), "");
+  }
+}
+
 // The keys of the decoder's group come before the model's.
 TEST(Generate, PositionsEndWhereThoseOfTheStackDo) {
   const auto refused = [](const ModelConfig& config, int64_t tokens) {

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "cistern/base/error.h"
+#include "cistern/io/byte_source.h"
 
 namespace cistern {
 
@@ -35,11 +37,15 @@ PromptSource FileSource(const std::string& path) {
   CISTERN_CHECK(::fstat(fd, &info) != 0 || !S_ISDIR(info.st_mode), "cannot read ", name,
                 ": it is a folder");
   auto buffer = std::make_shared<std::string>(1 << 16, '\0');
-  return [file, buffer, name]() -> std::string_view {
-    const ssize_t n = ::read(*file, buffer->data(), buffer->size());
-    if (n < 0 && errno == EINTR) return {};
-    CISTERN_CHECK(n >= 0, "cannot read ", name, ": ", std::strerror(errno));
-    return {buffer->data(), size_t(n)};
+  return [file, buffer, name, first = true]() mutable -> std::string_view {
+    size_t held = 0;
+    for (ssize_t n = 1; n > 0 && held <= (first ? 3u : 0u); held += size_t(n)) {  // a whole mark
+      n = ::read(*file, buffer->data() + held, buffer->size() - held);
+      if (n < 0 && errno == EINTR) return {};
+      CISTERN_CHECK(n >= 0, "cannot read ", name, ": ", std::strerror(errno));
+    }
+    const std::string_view bytes(buffer->data(), held);
+    return std::exchange(first, false) ? WithoutMark(bytes) : bytes;
   };
 }
 

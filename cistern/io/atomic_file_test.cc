@@ -118,5 +118,15 @@ TEST(EnsureDirectory, CreatesParents) {
             std::string::npos);
 }
 
+TEST(ScratchFolder, SaysWhichFolderIsMissing) {
+  const TestFolder folder;
+  const char* const before = std::getenv("TMPDIR");
+  const std::string kept = before ? before : "";
+  ::setenv("TMPDIR", (folder / "none").c_str(), 1);
+  const std::string message = ErrorMessage([] { ScratchFolder(); });
+  before ? ::setenv("TMPDIR", kept.c_str(), 1) : ::unsetenv("TMPDIR");
+  EXPECT_NE(message.find("TMPDIR=" + (folder / "none")), std::string::npos) << message;
+}
+
 }  // namespace
 }  // namespace cistern

@@ -195,4 +195,17 @@ size_t ByteSource::Read(void* out, size_t bytes) {
   return done;
 }
 
+std::string_view WithoutMark(std::string_view text) {
+  constexpr std::string_view kMark = "\xef\xbb\xbf";
+  return text.starts_with(kMark) ? text.substr(kMark.size()) : text;
+}
+
+std::string ReadText(const std::string& path) {
+  std::string text;
+  for (ByteSource source(path); source.Append(&text);) {
+  }
+  text.erase(0, text.size() - WithoutMark(text).size());
+  return text;
+}
+
 }  // namespace cistern

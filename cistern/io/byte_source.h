@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace cistern {
@@ -36,5 +37,10 @@ class ByteSource {
   std::unique_ptr<Stream> stream_;
   int64_t bytes_total_ = 0;
 };
+
+// A text without the byte order mark at its beginning.
+std::string_view WithoutMark(std::string_view text);
+// All of a file that is one text, without such a mark. Errors as of ByteSource.
+std::string ReadText(const std::string& path);
 
 }  // namespace cistern

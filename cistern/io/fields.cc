@@ -192,6 +192,16 @@ std::string UnknownKey(const std::string& dotted, const Texts& all, const std::s
 
 }  // namespace
 
+std::string AssignedText(const std::string& value) {
+  const std::string text = Trimmed(value);
+  const bool quoted = text.size() >= 2 && text.front() == '"' && text.back() == '"';
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+std::string AsAssigned(const std::string& text) {
+  return AssignedText(text) == text ? text : StrCat('"', text, '"');
+}
+
 Fields& Fields::AddField(Field field) {
   CISTERN_CHECK(!field.name.empty() && field.name.find_first_of(".= ") == std::string::npos,
                 "bad field name '", field.name, "'");
@@ -336,8 +346,7 @@ void Fields::Set(const std::string& assignment) {
   const size_t equals = assignment.find('=');
   if (equals == std::string::npos) FailUsage(where, ": expected key=value, got '", assignment, "'");
   const std::string dotted = Trimmed(assignment.substr(0, equals));
-  const std::string raw = assignment.substr(equals + 1), text = Trimmed(raw);
-  const bool spaced = equals > 0 && assignment[equals - 1] == ' ';  // key = value
+  const std::string text = Trimmed(assignment.substr(equals + 1));
   if (!IsUtf8(assignment)) {  // it could not be written down as it is
     FailUsage(where, ": '", dotted, "' is ", JsonLine(text),
               "; expected UTF-8 (rename or link a path in another encoding)");
@@ -364,13 +373,11 @@ void Fields::Set(const std::string& assignment) {
                             }
                             return Json(text);
                           },
-                          [&](std::string*) {  // a path may begin or end with a blank
-                            return Json(spaced || !field->choices.empty() ? text : raw);
-                          },
+                          [&](std::string*) { return Json(AssignedText(text)); },
                           [&](Texts*) { return CommaList(text, false); },
                           [&](Ints*) { return CommaList(text, true); },
                           [&](Json*) { return JsonOrWord(text, dotted); },
-                          [&](Enum&) { return Json(text); },
+                          [&](Enum&) { return Json(AssignedText(text)); },
                           [&](Fields&) { return ParseJson(text, where + " " + dotted); },
                       },
                       field->target);

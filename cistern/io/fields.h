@@ -96,7 +96,7 @@ class Fields {
   void Read(const Json& object, const std::string& where);
   // "train.lr=4e-3", by the field's type: lists as `a,b` or JSON, true/false/1/0/yes/no/on/off,
   // JSON or a bare word for Json fields, whose insides are reached by their own dotted names
-  // ("model.options.slots=32"). Errors as of Read, with where = "--set".
+  // ("model.options.slots=32"); texts by AssignedText. Errors as of Read, with where = "--set".
   void Set(const std::string& assignment);
   Json Write() const;
   std::string Help(int indent = 0) const;  // one line per field: name, type, default, range, help
@@ -122,6 +122,11 @@ class Fields {
                         const std::string& dotted, const std::vector<std::string>& all);
   static Json WriteField(const Field& field);
 };
+
+// The text that a value of an assignment stands for: without the blanks at its ends, or what stands
+// between double quotes as it is. AsAssigned: the value that stands for a text.
+std::string AssignedText(const std::string& value);
+std::string AsAssigned(const std::string& text);
 
 // Files. Errors name the file, line and column.
 Json ReadJsonFile(const std::string& path);

@@ -177,14 +177,22 @@ TEST(Fields, TextHasToBeUtf8) {
   EXPECT_EQ(name, "caf\xc3\xa9");
 }
 
-// "key = value" has blanks around the sign; those of "key=value" belong to a text.
+// Blanks around a value are no part of it, those between quotes are.
 TEST(Fields, BlanksOfAText) {
   std::string name, kind;
   Fields fields;
   fields.Add("name", &name, "a name").Add("kind", &kind, "a kind", {"a", "b"});
-  for (const auto& [value, read] :
-       {std::pair{"= a ", " a "}, {" = a ", "a"}, {"=a b", "a b"}, {"=", ""}}) {
+  for (const auto& [value, read] : {std::pair{"= a ", "a"},
+                                    {" = a ", "a"},
+                                    {"=a b", "a b"},
+                                    {"=", ""},
+                                    {"=\" a \"", " a "},
+                                    {" = \" a\"\" ", " a\""},
+                                    {"=\"", "\""},
+                                    {"=\"\"", ""}}) {
     fields.Set(StrCat("name", value));
+    EXPECT_EQ(name, read) << value;
+    fields.Set("name=" + AsAssigned(read));
     EXPECT_EQ(name, read) << value;
   }
   fields.Set("kind= a ");

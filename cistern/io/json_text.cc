@@ -11,6 +11,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/byte_source.h"
 
 namespace cistern {
 namespace {
@@ -213,7 +214,7 @@ nlohmann::json ParseSortedJson(std::string_view text, const std::string& name) {
 }
 
 Json ParseToml(std::string_view text, const std::string& name) {
-  if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);  // byte order mark
+  text = WithoutMark(text);
   CISTERN_CHECK(IsUtf8(std::string(text)), name, ": not valid TOML: not UTF-8");
   for (const std::string_view escape : {"\\u0060", "\\U00000060"}) {
     const size_t place = text.find(escape);

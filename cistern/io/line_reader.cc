@@ -39,7 +39,7 @@ bool LineReader::Next(std::string* line) {
     begin_ = buffer_.size();
     break;
   }
-  if (++number_ == 1 && line->starts_with("\xef\xbb\xbf")) line->erase(0, 3);
+  if (++number_ == 1) line->erase(0, line->size() - WithoutMark(*line).size());
   if (line->ends_with('\r')) line->pop_back();
   return true;
 }

@@ -421,7 +421,7 @@ void NameCells(int64_t cells, const std::vector<std::string>& names, double cell
                Draw&& draw) {
   const auto step = std::max<int64_t>(1, int64_t(std::ceil(room / cell)));
   for (int64_t i = 0; i < cells; i += step)
-    draw(i, names.empty() ? std::to_string(i) : names[size_t(i)]);
+    draw(i, names.empty() ? std::to_string(i + 1) : names[size_t(i)]);
 }
 
 }  // namespace
@@ -495,7 +495,7 @@ std::string RenderSvg(const HeatMap& map) {
 
   double names = 0;
   for (const std::string& name : map.row_names) names = std::max(names, TextWidth(name));
-  if (map.row_names.empty()) names = TextWidth(std::to_string(std::max<int64_t>(0, map.rows - 1)));
+  if (map.row_names.empty()) names = TextWidth(std::to_string(map.rows));
   const double left = (map.y_label.empty() ? 8 : 26) + names + 8, top = map.title.empty() ? 16 : 40,
                bar = 14, after = 14 + bar + 6 + 48;
   const double across = std::max(40.0, map.width - left - after);
@@ -540,7 +540,7 @@ std::string RenderSvg(const HeatMap& map) {
   NameCells(map.rows, map.row_names, cell_height, 15, [&](int64_t i, const std::string& name) {
     svg.Text(left - 6, top + (double(i) + 0.5) * cell_height + 4, name, "end");
   });
-  double widest = TextWidth(std::to_string(std::max<int64_t>(0, map.columns - 1)));
+  double widest = TextWidth(std::to_string(map.columns));
   for (const std::string& name : map.column_names) widest = std::max(widest, TextWidth(name));
   const bool upright = widest <= 60;  // longer names would overlap: as many as fit
   NameCells(map.columns, map.column_names, cell_width, (upright ? widest : 60) + 6,

@@ -52,7 +52,7 @@ struct HeatMap {
   // value.
   double low = 0, high = 0;
   bool signed_values = false;
-  std::vector<std::string> row_names = {}, column_names = {};  // none: numbers from 0
+  std::vector<std::string> row_names = {}, column_names = {};  // none: numbers from 1
   int width = 480;
   int64_t most_cells = 256;
   // Rows as high as columns are wide; false: the whole is about as high as wide at most.

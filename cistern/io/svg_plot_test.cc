@@ -145,6 +145,11 @@ TEST(SvgPlot, HeatMap) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(Count(svg, "<image"), 2u);            // the map and its scale
   EXPECT_EQ(Count(svg, "font-size=\"11\""), 5u);  // numbers in cells, but for NaN
+  const auto labels = [&](int number) {
+    return Count(svg, StrCat("text-anchor=\"middle\" fill=\"#777777\">", number, "</text>"));
+  };
+  EXPECT_EQ(labels(0), 0u);  // cells count from 1
+  EXPECT_EQ(labels(3), 1u);
   const GreyImage image = ReadPng(PictureOf(svg), "picture");
   EXPECT_EQ(image.height, 2);
   EXPECT_EQ(image.width, 3);

@@ -172,6 +172,9 @@ TEST(MaskedTokens, ASpanPredictorPredictsAsWithoutThem) {
     const NamedTensors batch = {{"ids", b.ids}, {"valid", b.valid}, {"targets", targets}};
     EXPECT_NEAR(model.TrainingLoss(batch).item<double>(), sum, 1e-11) << attention;
     ExpectContains(ErrorMessage([&] { model.TrainingLoss(batch, 0.1); }), {"label_smoothing"});
+    targets[2][1] = 9;
+    EXPECT_EQ(ErrorMessage([&] { model.TrainingLoss(batch); }),
+              "[span_predictor] target 9 is not within the rows; their tokens are 0 to 8");
   }
 }
 

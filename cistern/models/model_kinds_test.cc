@@ -337,6 +337,30 @@ TEST(ModelKinds, RefuseTensorsThatTheyDoNotRead) {
   }
 }
 
+TEST(ModelKinds, EveryMechanismRunsWithWeightsInBFloat16) {
+  const at::NoGradGuard guard;
+  for (const MechanismInfo* info : Mechanisms()) {
+    if (!info->Supports(Form::kBidirectional)) continue;
+    for (const Json& options :
+         info->memory == MemoryUse::kNone ? std::vector<Json>{info->cases[0]} : info->cases) {
+      ModelConfig c;
+      c.kind = "encoder_classifier";
+      c.vocab_size = 23, c.classes = 3, c.dim = 48, c.heads = 2, c.layers = 2, c.max_length = 16;
+      c.attention = {info->name}, c.attention_options[info->name] = options;
+      const auto model = MakeModel(c, 3);
+      model->eval();
+      const NamedTensors batch = {{"ids", at::randint(0, 23, {2, 12}, at::kLong)},
+                                  {"lengths", at::tensor({12, 9}, at::kLong)}};
+      auto& classifier = dynamic_cast<Classifier&>(*model);
+      const at::Tensor want = classifier.Logits(batch);
+      model->to(at::kBFloat16);
+      const at::Tensor got = classifier.Logits(batch).to(at::kFloat);
+      EXPECT_LT((got - want).abs().max().item<double>(), 0.2 * want.abs().max().item<double>())
+          << info->name << " " << options;
+    }
+  }
+}
+
 TEST(ModelKinds, RefuseSmoothingThatIsNoShare) {
   for (const ModelInfo* info : Models()) {
     const auto model = MakeModel(SmallOf(*info), 3);

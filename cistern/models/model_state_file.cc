@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/io/json_text.h"
+#include "cistern/tensors/torch_error.h"
 
 namespace cistern {
 namespace {
@@ -217,13 +218,14 @@ ModelStateFile LoadModelState(const std::string& path, const StatefulModel& mode
       t.value = value.defined() ? value.to(t.value.defined() ? t.value.device() : options.device())
                                 : value;
     }
+    State settled;
     try {
       layer.mechanism().CheckState(state);
-    } catch (const Error& e) {
-      Fail(path, ": layers.", i, ": ", e.what());
+      settled = layer.mechanism().Settled(state);  // the sizes that `decoding` says fit
+    } catch (const std::exception& e) {            // c10::Error, too
+      Fail(path, ": layers.", i, ": ", FirstLine(e));
     }
     if (!options.device().is_cpu()) {  // where no state has the form that decodes
-      const State settled = layer.mechanism().Settled(state);
       for (size_t j = 0; j < settled.tensors.size(); ++j) {
         const at::Tensor& now = settled.tensors[j].value;
         at::Tensor& t = state.tensors[j].value;

@@ -449,6 +449,11 @@ TEST(ModelStateFile, TensorsThatDoNotFitAreNamed) {
                    s.positions = at::tensor({1, 2, 3}, at::kLong);
                  }),
                  {path, "layers.0", "expected [3,"});
+  ExpectContains(message([&](ModelState& s, auto&) {
+                   m->Extend(Ids(2, 1), s);
+                   s.layers[0]["decoding"].narrow(2, 8, 8).fill_(1);  // how many slots it has
+                 }),
+                 {path, "layers.0", "slots of width 6, got one of"});
 }
 
 }  // namespace

@@ -70,6 +70,10 @@ at::Tensor SpanPredictor::DoTrainingLoss(const NamedTensors& batch, double label
   CISTERN_CHECK(targets.dim() == 2 && targets.size(0) == log_p.size(0) && targets.size(1) == 2,
                 "[span_predictor] expected targets of shape [", log_p.size(0), ",2], got ",
                 targets.sizes());
+  const at::Tensor outside =
+      targets.masked_select(targets.lt(0).logical_or(targets.ge(log_p.size(1))));
+  CISTERN_CHECK(outside.numel() == 0, "[span_predictor] target ", outside[0].item<int64_t>(),
+                " is not within the rows; their tokens are 0 to ", log_p.size(1) - 1);
   return -log_p.gather(1, targets.unsqueeze(1)).mean();
 }
 

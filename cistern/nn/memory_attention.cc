@@ -4,7 +4,6 @@
 #include "cistern/nn/attention_observer.h"
 #include "cistern/nn/full_precision.h"
 #include "cistern/nn/padding_reads.h"
-#include "cistern/ops/tensor_rows.h"
 
 namespace cistern {
 
@@ -57,11 +56,12 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
   const bool handed_on = mechanism().info().HandsOnMemory() && stream.memory.defined();
   Project(memory_, handed_on ? stream.memory : mechanism().InitialMemory(), &x);
   at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_.Pack(x, stream.mask); }));
-  heads = heads.to(ops::ComputeTypeOf(heads));  // the memory goes on in float
-  const at::Tensor mapped =
-      packed_out_ ? packed_out_->Forward(heads).to(heads.scalar_type()) : heads;
+  // The memory goes on in the type of the weights: in float beside tokens in bfloat16.
+  const auto type = memory_.front().map->weight.scalar_type();
+  heads = heads.to(type);
+  const at::Tensor mapped = packed_out_ ? packed_out_->Forward(heads).to(type) : heads;
   const at::Tensor packed =
-      InFullPrecision([&] { return memory_mechanism_.Update(x, mapped, stream.mask); });
+      InFullPrecision([&] { return memory_mechanism_.Update(x, mapped, stream.mask); }).to(type);
   std::vector<at::Tensor> read;
   at::Tensor y;
   if (options_.tokens_out) {

@@ -274,6 +274,9 @@ RowColumns ClassifyTask::NamedColumns() const {
 
 void ClassifyTask::RefuseIdleKeys() const {
   RefuseIdleShares("task.classify", options_);
+  RefuseIdle(options_.valid_from == ValidFrom::kTest && !options_.test.empty() &&
+                 options_.split_seed != Options().split_seed,
+             "task.classify.split_seed", "valid_from=test and test=" + options_.test);
   bool folders = true, headers = false;
   for (const std::string* path : {&options_.data, &options_.valid, &options_.test}) {
     folders = folders && (path->empty() || IsClassFolder(*path));

@@ -255,12 +255,15 @@ TEST(Classify, FoldersOfClasses) {
   for (const char* c : {"ham", "spam"}) {
     std::filesystem::create_directories(folder / "mail" + "/" + c);
     for (int i = 0; i < 10; ++i)
-      WriteText(folder / "mail" + "/" + c + "/" + std::to_string(i) + ".txt", std::string(c) + "!");
+      WriteText(folder / "mail" + "/" + c + "/" + std::to_string(i) + ".txt",
+                (i % 2 ? "\xef\xbb\xbf" : "") + std::string(c) + "!");
   }
   std::filesystem::create_directories(folder / "mail/ham/more");
   ClassifyTask task(Options(folder / "mail"), "");
   task.Prepare();
   EXPECT_EQ(task.DataSummary()["classes"]["ham"], 8);
+  const Batch train = *task.Read(Split::kTrain, {})->Next();
+  EXPECT_LE(train["ids"].max().item<int64_t>(), 'z');  // no byte order marks
   EXPECT_NE(task.DataSummary()["notes"].dump().find("skipped 1 folder: "), std::string::npos);
   EXPECT_EQ(&TaskOfData(folder / "mail"), &FindTask("classify"));
 }
@@ -493,6 +496,9 @@ TEST(Classify, KeysWithoutEffectAreRefused) {
   refused("text_column", [](auto& x) { x.text_column = "text"; });
   refused("label_column", [](auto& x) { x.label_column = "label"; });
   refused("header", header);
+  o.test = o.data, o.valid_from = ClassifyTask::ValidFrom::kTest;
+  refused("split_seed", [](auto& x) { x.split_seed = 3; });
+  o.test = "", o.valid_from = ClassifyTask::ValidFrom::kShare;
   WriteText(folder / "rows.jsonl", "{\"text\": \"a\", \"label\": \"b\"}\n");
   o.data = folder / "rows.jsonl";
   refused("header", header);

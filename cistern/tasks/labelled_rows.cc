@@ -78,9 +78,7 @@ class FolderRows : public RowSource {
   bool Next(LabelledRow* row) override {
     if (next_ == files_.size()) return false;
     const fs::path& path = files_[next_++];
-    row->inputs = {""};
-    for (ByteSource source(path.string()); source.Append(&row->inputs[0]);) {
-    }
+    row->inputs = {ReadText(path.string())};
     row->label = path.parent_path().filename().string();
     row->line = int64_t(next_);
     return true;

@@ -222,12 +222,7 @@ std::optional<Json> SquadFile(const std::string& path) {
   std::string first;
   LineReader(path).Next(&first);
   std::optional<Json> json = Parsed(first, path);
-  if (!json) {
-    std::string text;
-    for (ByteSource source(path); source.Append(&text);) {
-    }
-    json = Parsed(text, path);
-  }
+  if (!json) json = Parsed(ReadText(path), path);
   return json && IsSquad(*json) ? json : std::nullopt;
 }
 

@@ -1,5 +1,10 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <utility>
 
@@ -94,6 +99,8 @@ std::string CacheFolder(const std::string& asked) {
   }
   try {
     EnsureDirectory(folder);
+    CISTERN_CHECK(::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) == 0, "cannot write in ",
+                  folder, ": ", std::strerror(errno));
   } catch (const Error& e) {
     Fail("no cache for tokens and generated data: ", e.what(),
          "; --set task.cache=FOLDER or XDG_CACHE_HOME names another place");

@@ -40,6 +40,21 @@ TEST(Cache, AFolderThatCannotBeMadeIsSaidToBeTheCache) {
   testing::ExpectContains(message, {"cache", folder / "file/cache", "--set task.cache=FOLDER"});
 }
 
+TEST(Cache, AFolderThatCannotBeWrittenIsSaidToBeTheCache) {
+  const TestFolder folder;
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0555));
+  const bool root = ::geteuid() == 0;
+  constexpr uid_t kNobody = 65534;
+  if (root && ::seteuid(kNobody) != 0) GTEST_SKIP() << "needs to be another user";
+  const std::string message = ErrorMessage([&] { CacheFolder(folder.path()); });
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  std::filesystem::permissions(folder.path(), std::filesystem::perms(0755));
+  testing::ExpectContains(message,
+                          {"cache", "cannot write in " + folder.path(), "--set task.cache=FOLDER"});
+}
+
 TEST(Tasks, OptionsMayLeaveTheirGroupAway) {
   EXPECT_EQ(TaskOptions::Grouped("task.length=5", "lm"), "task.lm.length=5");
   EXPECT_EQ(TaskOptions::Grouped("task.length=5", "listops"), "task.listops.length=5");

@@ -53,9 +53,8 @@ void RefuseTableKeys(const SeriesInputOptions& o, const std::string& task,
                     : !o.ignore.empty()        ? "ignore"
                     : o.header != unset.header ? "header"
                                                : nullptr;
-  if (key)
-    FailUsage("task.", task, ".", key, " is of tables, and has no effect with ", files.train,
-              "; leave it out");
+  RefuseIdle(key != nullptr, StrCat("task.", task, ".", key ? key : ""),
+             files.train + ", which is no table");
 }
 
 }  // namespace

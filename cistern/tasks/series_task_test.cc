@@ -325,8 +325,10 @@ TEST_F(SeriesTaskTest, KeysOfTablesAreRefusedWithOtherFiles) {
   };
   const auto refused = [&](const std::string& key, auto change) {
     const std::string message = said(change);
-    EXPECT_NE(message.find("task.series." + key + " is of tables"), std::string::npos) << message;
-    EXPECT_NE(message.find("X_TRAIN.ts; leave it out"), std::string::npos) << message;
+    EXPECT_NE(message.find("task.series." + key + " has no effect with"), std::string::npos)
+        << message;
+    EXPECT_NE(message.find("X_TRAIN.ts, which is no table; leave it out"), std::string::npos)
+        << message;
   };
   refused("layout", [](auto& o) { o.layout = SeriesFormat::Layout::kSteps; });
   refused("label_column", [](auto& o) { o.label_column = "y"; });

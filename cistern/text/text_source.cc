@@ -8,6 +8,7 @@
 
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
+#include "cistern/io/byte_source.h"
 #include "cistern/io/folder_files.h"
 #include "cistern/text/utf8.h"
 
@@ -25,8 +26,12 @@ std::FILE* OpenForReading(const std::string& path) {
   return file;
 }
 
-// What the first bytes of a file say it is, where that is no text; else "".
-std::string OtherThanText(const std::string& path) {
+struct Head {
+  std::string other;  // what the first bytes of a file say it is, where that is no text
+  int64_t mark = 0;   // bytes of a byte order mark
+};
+
+Head HeadOf(const std::string& path) {
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(OpenForReading(path), &std::fclose);
   std::string head(kLook, ' ');
   head.resize(std::fread(head.data(), 1, head.size(), file.get()));
@@ -35,12 +40,13 @@ std::string OtherThanText(const std::string& path) {
        {std::pair("\x1f\x8b", "gunzip"), std::pair("\xfd\x37zXZ", "unxz"),
         std::pair("\x28\xb5\x2f\xfd", "unzstd")}) {
     if (head.starts_with(magic))
-      return StrCat("is compressed, and training reads a text from everywhere in it; unpack it: ",
-                    unpack, " -k ", path);
+      return {StrCat("is compressed, and training reads a text from everywhere in it; unpack it: ",
+                     unpack, " -k ", path)};
   }
   const size_t at = head.find('\0');
-  if (at == head.npos) return "";
-  return StrCat("looks binary (NUL byte at offset ", at, "); text is expected");
+  if (at != head.npos)
+    return {StrCat("looks binary (NUL byte at offset ", at, "); text is expected")};
+  return {"", int64_t(head.size() - WithoutMark(head).size())};
 }
 
 int64_t ModifiedAt(const std::string& path) {
@@ -55,16 +61,16 @@ TextSource::TextSource(const std::string& path) : path_(path) {
   const fs::file_status status = fs::status(path, error);
   CISTERN_CHECK(status.type() != fs::file_type::not_found, path, " does not exist");
   CISTERN_CHECK(!error, "cannot open ", path, ": ", error.message());
-  const auto add = [&](const std::string& file, int64_t bytes) {
-    files_.push_back({file, bytes_, bytes, ModifiedAt(file)});
+  const auto add = [&](const std::string& file, int64_t bytes, int64_t mark) {
+    files_.push_back({file, bytes_, bytes, mark, ModifiedAt(file)});
     bytes_ += bytes;
   };
   if (fs::is_regular_file(status)) {
-    const std::string other = OtherThanText(path);
-    CISTERN_CHECK(other.empty(), path, " ", other);
-    const int64_t bytes = int64_t(fs::file_size(path));
+    const Head head = HeadOf(path);
+    CISTERN_CHECK(head.other.empty(), path, " ", head.other);
+    const int64_t bytes = int64_t(fs::file_size(path)) - head.mark;
     CISTERN_CHECK(bytes > 0, path, " is empty; text is expected");
-    add(path, bytes);
+    add(path, bytes, head.mark);
     return;
   }
   CISTERN_CHECK(!fs::is_fifo(status), path,
@@ -74,13 +80,14 @@ TextSource::TextSource(const std::string& path) : path_(path) {
   FindFiles(path, Folders::kSearch, &found);
   Skipped binary("binary file"), empty("empty file");
   for (const std::string& file : found.paths) {
-    const int64_t bytes = int64_t(fs::file_size(file));
+    const Head head = HeadOf(file);
+    const int64_t bytes = int64_t(fs::file_size(file)) - head.mark;
     if (bytes == 0) {
       empty.Add(file);
-    } else if (!OtherThanText(file).empty()) {
+    } else if (!head.other.empty()) {
       binary.Add(file);
     } else {
-      add(file, bytes);
+      add(file, bytes, head.mark);
     }
   }
   found.Note(&notes_);
@@ -95,8 +102,8 @@ void TextSource::Scan(const std::function<void(int64_t done, int64_t total)>& pr
   XxHash64Stream hash;
   for (const File& file : files_) {
     TextReader reader(*this, {file.begin, file.begin + file.bytes});
-    int64_t bad = -1, crlf = 0, base = 0;  // base: the offset in the file of text[0]
-    std::string text;                      // a piece, after what the last one left of a character
+    int64_t bad = -1, crlf = 0, base = file.mark;  // base: the offset in the file of text[0]
+    std::string text;  // a piece, after what the last one left of a character
     bool after_cr = false;
     for (std::string_view piece = reader.Next(); !piece.empty(); piece = reader.Next()) {
       hash.Add(piece);
@@ -153,7 +160,8 @@ void TextSource::CheckUnchanged() const {
   for (const File& file : files_) {
     std::error_code error;
     const auto bytes = fs::file_size(file.path, error);
-    CISTERN_CHECK(!error && int64_t(bytes) == file.bytes && ModifiedAt(file.path) == file.modified,
+    CISTERN_CHECK(!error && int64_t(bytes) == file.mark + file.bytes &&
+                      ModifiedAt(file.path) == file.modified,
                   file.path, " changed while it was read; start again when it is complete");
   }
 }
@@ -197,8 +205,8 @@ std::string_view TextReader::Next() {
   const TextSource::File& file = files[file_];
   if (!stream_->file) {
     stream_->file = OpenForReading(file.path);
-    CISTERN_CHECK(fseeko(stream_->file, position_ - file.begin, SEEK_SET) == 0, "cannot read ",
-                  file.path, ": ", std::strerror(errno));
+    CISTERN_CHECK(fseeko(stream_->file, file.mark + position_ - file.begin, SEEK_SET) == 0,
+                  "cannot read ", file.path, ": ", std::strerror(errno));
   }
   buffer_.resize(std::min({piece_, end_ - position_, file.begin + file.bytes - position_}));
   CISTERN_CHECK(std::fread(buffer_.data(), 1, buffer_.size(), stream_->file) == buffer_.size(),

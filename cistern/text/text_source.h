@@ -23,7 +23,8 @@ class TextSource {
  public:
   struct File {
     std::string path;
-    int64_t begin, bytes;  // where it begins in the whole text, and its size
+    int64_t begin, bytes;  // where it begins in the whole text, and its size there
+    int64_t mark;          // bytes of the byte order mark before it, which is no part of the text
     int64_t modified;      // in the file system's ticks
   };
 

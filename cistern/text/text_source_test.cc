@@ -142,6 +142,23 @@ TEST_F(TextSourceTest, ScanNotesBadUtf8AndCrlf) {
   EXPECT_TRUE(across.notes().empty());
 }
 
+TEST_F(TextSourceTest, ByteOrderMarksAreNoPartOfTheText) {
+  const std::string mark = "\xEF\xBB\xBF";
+  Write("a/1", mark + "one\n");
+  Write("a/2", mark + "t" + mark + "wo\xFF");
+  Write("a/3", mark);
+  TextSource source(folder_ + "/a");
+  EXPECT_EQ(All(source, 5), "one\nt" + mark + "wo\xFF");
+  EXPECT_EQ(source.Read(3, 2), "\nt");
+  source.Scan();
+  source.CheckUnchanged();
+  ASSERT_EQ(source.notes().size(), 2u);
+  EXPECT_EQ(source.notes()[0], "skipped 1 empty file: " + folder_ + "/a/3");
+  EXPECT_NE(source.notes()[1].find("2 is not UTF-8 from byte offset 9 on"), std::string::npos);
+  EXPECT_NE(ErrorOf(folder_ + "/a/3").find("is empty"), std::string::npos);
+  EXPECT_EQ(TextSource(folder_ + "/a/1").Hash(), TextSource(Write("b", "one\n")).Hash());
+}
+
 TEST_F(TextSourceTest, HashChangesWithTheFiles) {
   const std::string path = Write("a", "one");
   const uint64_t before = TextSource(path).Hash();

@@ -113,7 +113,7 @@ SharedWorkspaceMechanism::SharedWorkspaceMechanism(const MechanismInfo& info,
 at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
                                             const ops::Mask& mask) {
   const int64_t batch = x[k_].size(0), length = x[k_].size(2);
-  const at::Tensor queries = OfMemory(x, memory_q_, batch);
+  at::Tensor queries = OfMemory(x, memory_q_, batch);
   const auto type = x[k_].scalar_type();
   ops::SoftmaxOptions options;
   options.dropout = Dropout();
@@ -121,6 +121,7 @@ at::Tensor SharedWorkspaceMechanism::DoPack(const std::vector<at::Tensor>& x,
   if (top_k_ == 0 || top_k_ >= length)
     return ops::SoftmaxAttention(queries.to(type), x[k_], x[v_], options, mask.WithoutStarts());
   // Not rounded: they decide which tokens a slot takes from. [B,H,M,T]
+  queries = queries.to(ops::ComputeTypeOf(queries));
   at::Tensor scores = at::matmul(queries, x[k_].to(queries.scalar_type()).transpose(2, 3));
   at::Tensor pad = mask.Padding(length);
   if (pad.defined()) {
@@ -166,7 +167,7 @@ at::Tensor SharedWorkspaceMechanism::OfTokens(const at::Tensor& x, const ops::Ma
                   " tokens are more than max_length=", dims().max_length,
                   ": gate_input=flattened has weights for each position");
     const at::Tensor weight = flattened_.weight.narrow(1, 0, length * dims().dim);
-    return ops::LinearProduct(inputs.flatten(2).to(type), weight, flattened_.bias);
+    return ops::LinearProduct(inputs.flatten(2).to(weight.scalar_type()), weight, flattened_.bias);
   }
   const at::Tensor count = mask.lengths ? mask.lengths->view({-1, 1, 1}).clamp_min(1)
                                         : at::full({1, 1, 1}, std::max<int64_t>(1, length));
