@@ -69,6 +69,7 @@ void Stats::Add(const GenerateStats& s) {
   sum.tokens += s.tokens;
   sum.prompt_seconds += s.prompt_seconds;
   sum.seconds += s.seconds;
+  sum.of_one_thread += s.of_one_thread;
   sum.state_bytes = std::max(sum.state_bytes, s.state_bytes);
 }
 
@@ -77,6 +78,7 @@ Json Stats::ToJson() const {
               {"prompt_tokens_per_second", Rate(sum.prompt_tokens, sum.prompt_seconds)},
               {"tokens", sum.tokens},
               {"tokens_per_second", Rate(sum.tokens, sum.seconds)},
+              {"steps_of_one_thread", sum.of_one_thread},
               {"state_bytes", sum.state_bytes},
               {"resident_bytes", ResidentBytes()}};
   if (million_bytes) out["state_bytes_after_million_tokens"] = *million_bytes;
@@ -98,8 +100,12 @@ std::string Stats::ToText() const {
   };
   add("prompt      %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.prompt_tokens),
       Rate(sum.prompt_tokens, sum.prompt_seconds));
-  add("generated   %10lld tokens  %10.0f tokens/s\n", static_cast<long long>(sum.tokens),
+  add("generated   %10lld tokens  %10.0f tokens/s", static_cast<long long>(sum.tokens),
       Rate(sum.tokens, sum.seconds));
+  if (sum.of_one_thread > 0)
+    add("   (%lld steps by one thread, on a busy machine)",
+        static_cast<long long>(sum.of_one_thread));
+  out += '\n';
   add("state       %10lld bytes", static_cast<long long>(sum.state_bytes));
   if (million_bytes)
     add("   %10lld for one text of a million tokens", static_cast<long long>(*million_bytes));

@@ -9,6 +9,7 @@
 #include <chrono>
 
 #include "cistern/base/error.h"
+#include "cistern/decode/decode_threads.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
 #include "cistern/decode/text_output.h"
@@ -224,7 +225,9 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
   };
 
   const at::TensorOptions on = model_->options();  // looks at all parameters
+  DecodeThreads threads(on.device().is_cpu() ? int64_t(rows.size()) : DecodeThreads::kRows + 1);
   for (int64_t step = 0;; ++step) {
+    const auto began = Clock::now();
     if (job.Stopping() || step == options.max_tokens) {
       for (size_t b = 0; b < rows.size(); ++b) {
         if (!rows[b].done) finish(b, job.Stopping() ? Finish::kInterrupted : Finish::kLength);
@@ -267,7 +270,9 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
                       ? at::where((*batch.mask.lengths > 0).view({-1, 1, 1}), hidden, text.hidden)
                       : hidden;
     if (!going) break;
+    threads.Token(SecondsSince(began));
   }
+  stats_.of_one_thread = threads.of_one();
   stats_.seconds = SecondsSince(begin);
 }
 

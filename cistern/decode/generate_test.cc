@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "cistern/base/error.h"
+#include "cistern/base/testing_threads.h"
 #include "cistern/decode/lm_folder.h"
 #include "cistern/decode/measure.h"
 #include "cistern/io/atomic_file.h"
@@ -143,6 +144,27 @@ TEST_P(GenerateTest, ABatchEqualsEachAlone) {
       EXPECT_NEAR(batch[b].logprobs[i], alone.logprobs[i], 1e-9);
   }
   EXPECT_NE(batch[0].tokens, batch[4].tokens);  // another row, other draws
+}
+
+// What lets the loop take another number of threads while it draws (decode_threads.h).
+TEST_P(GenerateTest, TheNumberOfThreadsChangesNoBit) {
+  ModelConfig config = TinyConfig(GetParam());
+  config.dim = 256;
+  const auto model = std::dynamic_pointer_cast<LanguageModel>(MakeModel(config, 5));
+  model->eval();
+  const auto drawn = [&](int threads, size_t rows) {
+    const testing::Threads scope(threads);
+    Generator generator(model, ByteTokens());
+    GenerateOptions options;
+    options.max_tokens = 12;
+    std::vector<PromptSource> prompts;
+    for (size_t b = 0; b < rows; ++b) prompts.push_back(StringSource("abc"));
+    std::vector<double> logprobs;
+    for (const Generation& g : generator.Run(std::move(prompts), options))
+      logprobs.insert(logprobs.end(), g.logprobs.begin(), g.logprobs.end());
+    return logprobs;
+  };
+  for (const size_t rows : {size_t{1}, size_t{9}}) EXPECT_EQ(drawn(1, rows), drawn(3, rows));
 }
 
 TEST_P(GenerateTest, AnotherDeviceWritesAsTheCpu) {
@@ -330,8 +352,8 @@ TEST(Measure, BoundedStatesStayFlat) {
   const auto grows = MeasureDecoding(*softmax, {0, 400}, 8);
   EXPECT_LT(grows[0].state_bytes, grows[1].state_bytes);
   // Without the room that a cache keeps to grow into.
-  EXPECT_EQ(grows[0].state_bytes, softmax->StateBytes(1, 8));
-  EXPECT_EQ(grows[1].state_bytes, softmax->StateBytes(1, 408));
+  EXPECT_EQ(grows[0].state_bytes, softmax->StateBytes(1, 0));
+  EXPECT_EQ(grows[1].state_bytes, softmax->StateBytes(1, 400));
   // The choice of the next token is part of what is timed.
   const SamplerOptions wrong{.temperature = -1};
   EXPECT_THROW(MeasureDecoding(*TinyModel(TinyConfig("latte")), {0}, 2, nullptr, wrong), Error);
@@ -344,7 +366,7 @@ TEST(LmFolder, OpensAndRefuses) {
             std::string::npos);
   const auto model = std::dynamic_pointer_cast<DecoderLm>(MakeModel(TinyConfig("latte"), 5));
   SaveModel(*model, path);
-  SaveModel(*model, path + "/checkpoint-2");  // without it, too
+  SaveModel(*model, path + "/epoch-2");  // without it, too
   const std::string lacks = ErrorMessage([&] { OpenLmFolder(path); });
   EXPECT_NE(lacks.find("lacks tokenizer.json"), std::string::npos) << lacks;
   EXPECT_EQ(lacks.find("model folders inside"), std::string::npos) << lacks;
@@ -357,6 +379,13 @@ TEST(LmFolder, OpensAndRefuses) {
       std::string::npos);
   EXPECT_NE(ErrorMessage([&] { OpenLmFolder(path + "/config.json"); }).find("is a file"),
             std::string::npos);
+  // A run before its first evaluation: checkpoints are no way out.
+  const std::string run = folder / "a run";
+  SaveModel(*model, run + "/checkpoint-2");
+  WriteFileAtomically(run + "/checkpoint-2/trainer.json", "{}");
+  const std::string early = ErrorMessage([&] { OpenLmFolder(run); });
+  EXPECT_NE(early.find("train --resume --out '" + run + "'`"), std::string::npos) << early;
+  EXPECT_EQ(early.find("checkpoint-2"), std::string::npos) << early;
 
   ModelConfig other = TinyConfig("latte");
   other.kind = "encoder_classifier";
