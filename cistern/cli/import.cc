@@ -36,11 +36,21 @@ int64_t MaskRow(const Tokenizer& tokenizer, const std::string& folder) {
   throw Error(folder + ": its tokenizer has no token <mask>, which stands for hidden tokens");
 }
 
-int RunImport(ImportCommand& c) {
-  ApplyCommon(c.common);
-  RefuseForeignFiles(c.out, [](const std::string& name) {
+// The folder may hold a model of ours, as an earlier import left it, and nothing else.
+void CheckOut(const std::string& out) {
+  RefuseForeignFiles(out, [](const std::string& name) {
     return name == "config.json" || name == "model.safetensors" || name == "tokenizer.json";
   });
+  const std::string config = out + "/config.json";
+  if (!std::filesystem::exists(config)) return;
+  const Json json = ReadJsonFile(config);
+  if (!json.is_object() || !json.contains("kind"))
+    FailUsage("--out ", out, " holds another program's model; name a new folder");
+}
+
+int RunImport(ImportCommand& c) {
+  ApplyCommon(c.common);
+  CheckOut(c.out);
   const bool masked = HuggingFaceKind(c.folder) == "masked_lm";
   const std::unique_ptr<Tokenizer> tokenizer = TokenizerOf(c.folder);
   const ForeignModel read =

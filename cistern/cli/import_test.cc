@@ -88,7 +88,11 @@ TEST_F(ImportTest, NothingIsWrittenWhereTheFolderCannotBeRead) {
                  {"no " + (folder_ / "nowhere/config.json")});
   ExpectContains(error({"import", folder_ / "gpt2", "--out", *shared_ / "model"}, 2),
                  {"files of something else"});
-  const std::string config = folder_ / "gpt2/config.json";
+  const std::string config = folder_ / "gpt2/config.json", before = ReadFile(config);
+  const Outcome o = Run({"import", folder_ / "gpt2", "--out", folder_ / "gpt2"});
+  EXPECT_EQ(o.code, 2) << o;
+  ExpectContains(o.err, {"another program's model"});
+  EXPECT_EQ(ReadFile(config), before);
   WriteFileAtomically(config, R"({"model_type": "roberta", "vocab_size": 256})");
   ExpectContains(error({"import", folder_ / "gpt2", "--out", out}, 1), {"<mask>"});
   WriteFileAtomically(config, R"({"model_type": "gpt2", "vocab_size": 300})");

@@ -83,11 +83,15 @@ class Weights {
     }
   }
   bool Has(const std::string& name) const { return tensors_.contains(name); }
-  at::Tensor Take(const std::string& name, at::IntArrayRef shape) {
+  void Check(const std::string& name, at::IntArrayRef shape) const {
     const auto found = tensors_.find(name);
     CISTERN_CHECK(found != tensors_.end(), path_, ": tensor '", name, "' is missing");
     CISTERN_CHECK(found->second.sizes() == shape, path_, ": tensor '", name, "' has the shape ",
                   StrCat(found->second.sizes()), ", expected ", StrCat(shape));
+  }
+  at::Tensor Take(const std::string& name, at::IntArrayRef shape) {
+    Check(name, shape);
+    const auto found = tensors_.find(name);
     at::Tensor taken = found->second.to(at::kFloat);
     tensors_.erase(found);
     return taken;
@@ -140,9 +144,21 @@ class Parameters {
   std::map<std::string, at::Tensor> left_;
 };
 
-void CheckRange(const Settings& settings, const char* key, int64_t value) {
-  CISTERN_CHECK(value >= 1 && value <= (int64_t{1} << 24), settings.path(), ": ", key, "=", value,
-                " is not within 1..2^24");
+// Of the sizes that a config says, by their keys.
+using Sizes = std::map<std::string, int64_t>;
+void CheckSizes(const Settings& settings, const Sizes& sizes) {
+  for (const auto& [key, value] : sizes)
+    CISTERN_CHECK(value >= 1 && value <= (int64_t{1} << 24), settings.path(), ": ", key, "=", value,
+                  " is not within 1..2^24");
+}
+
+// The config's own limits are those of our model.
+std::shared_ptr<Model> Made(const ModelConfig& config, const Settings& settings) {
+  try {
+    return MakeModel(config, 1);
+  } catch (const UsageError& e) {
+    throw Error(settings.path() + " does not make a model here: " + e.what());
+  }
 }
 
 ModelConfig CommonConfig() {
@@ -171,16 +187,22 @@ ForeignModel Gpt2(const std::string& folder, const Settings& settings) {
   c.dropout = settings.Get("resid_pdrop", 0.1);
   c.attention_dropout = settings.Get("attn_pdrop", 0.1);
   c.init_std = c.embedding_std = settings.Get("initializer_range", 0.02);
-  for (const auto& [key, value] : std::map<const char*, int64_t>{
-           {"vocab_size", c.vocab_size}, {"n_positions", c.max_length}, {"n_layer", c.layers}})
-    CheckRange(settings, key, value);
+  CheckSizes(settings, {{"vocab_size", c.vocab_size},
+                        {"n_positions", c.max_length},
+                        {"n_embd", c.dim},
+                        {"n_layer", c.layers},
+                        {"n_head", c.heads},
+                        {"n_inner", c.ffn_dim}});
   ForeignModel read;
   if (settings.Get("embd_pdrop", 0.1) != c.dropout)
     read.notes.push_back("embd_pdrop differs from resid_pdrop, which is the dropout of both here");
-  read.model = MakeModel(c, 1);
-  Parameters to(*read.model);
   Weights from(folder, "transformer.");
   const int64_t D = c.dim;
+  from.Check("wte.weight", {c.vocab_size, D});  // before a model of these sizes is made
+  from.Check("wpe.weight", {c.max_length, D});
+  from.Check("h.0.mlp.c_fc.weight", {D, c.ffn_dim});
+  read.model = Made(c, settings);
+  Parameters to(*read.model);
   const auto both = [&](const std::string& ours, const std::string& theirs) {  // of a norm
     to.SetBoth(ours, from.Take(theirs + ".weight", {D}), from.Take(theirs + ".bias", {D}));
   };
@@ -231,6 +253,7 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
                 segments = settings.Get<int64_t>("type_vocab_size", 2);
   c.max_length = places - first;
   c.dim = settings.Get<int64_t>("hidden_size", 768);
+  const int64_t D = c.dim;
   c.layers = settings.Get<int64_t>("num_hidden_layers", 12);
   c.heads = settings.Get<int64_t>("num_attention_heads", 12);
   c.ffn_dim = settings.Get<int64_t>("intermediate_size", 3072);
@@ -241,22 +264,25 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
   c.dropout = settings.Get("hidden_dropout_prob", 0.1);
   c.attention_dropout = settings.Get("attention_probs_dropout_prob", 0.1);
   c.init_std = c.embedding_std = settings.Get("initializer_range", 0.02);
-  for (const auto& [key, value] : std::map<const char*, int64_t>{
-           {"vocab_size", c.vocab_size},
-           {"pad_token_id + 1", first},
-           {"max_position_embeddings - (pad_token_id + 1)", c.max_length},
-           {"num_hidden_layers", c.layers},
-           {"type_vocab_size", segments}})
-    CheckRange(settings, key, value);
+  CheckSizes(settings, {{"vocab_size", c.vocab_size},
+                        {"pad_token_id + 1", first},
+                        {"max_position_embeddings - (pad_token_id + 1)", c.max_length},
+                        {"hidden_size", D},
+                        {"num_hidden_layers", c.layers},
+                        {"num_attention_heads", c.heads},
+                        {"intermediate_size", c.ffn_dim},
+                        {"type_vocab_size", segments}});
   CISTERN_CHECK(mask_row >= 0 && mask_row < c.vocab_size, settings.path(), ": the mask's id ",
                 mask_row, " is not within the vocabulary of ", c.vocab_size);
   ForeignModel read;
-  read.model = MakeModel(c, 1);
-  Parameters to(*read.model);
   Weights from(folder, "roberta.");
   CISTERN_CHECK(from.Has("lm_head.dense.weight"), from.path(),
                 " has no lm_head: only RobertaForMaskedLM can be read, which predicts tokens");
-  const int64_t D = c.dim;
+  from.Check("embeddings.word_embeddings.weight", {c.vocab_size, D});  // before a model is made
+  from.Check("embeddings.position_embeddings.weight", {places, D});
+  from.Check("encoder.layer.0.intermediate.dense.weight", {c.ffn_dim, D});
+  read.model = Made(c, settings);
+  Parameters to(*read.model);
   const auto both = [&](const std::string& ours, const std::string& theirs) {  // of a norm
     to.SetBoth(ours, from.Take(theirs + ".weight", {D}), from.Take(theirs + ".bias", {D}));
   };

@@ -231,6 +231,11 @@ TEST(HuggingFace, WhatWouldBeComputedOtherwiseIsRefused) {
   ExpectContains(gpt2([](Folder& f) { f.config["model_type"] = "llama"; }),
                  {"model_type=llama", "gpt2 and roberta"});
   ExpectContains(gpt2([](Folder& f) { f.config["n_embd"] = "wide"; }), {"n_embd", "wide"});
+  ExpectContains(gpt2([](Folder& f) { f.config["n_inner"] = -4; }), {"config.json: n_inner=-4"});
+  ExpectContains(gpt2([](Folder& f) { f.config["n_positions"] = 1 << 24; }), {"'wpe.weight'"});
+  ExpectContains(gpt2([](Folder& f) { f.config["n_inner"] = 1 << 24; }), {"'h.0.mlp.c_fc.weight'"});
+  ExpectContains(gpt2([](Folder& f) { f.config["layer_norm_epsilon"] = -1; }),
+                 {"config.json does not make a model here", "norm_eps"});
   ExpectContains(gpt2([](Folder& f) { f.tensors.erase("transformer.h.1.ln_2.bias"); }),
                  {"model.safetensors", "'h.1.ln_2.bias' is missing"});
   ExpectContains(gpt2([](Folder& f) {
@@ -247,6 +252,8 @@ TEST(HuggingFace, WhatWouldBeComputedOtherwiseIsRefused) {
                  {"'wte.weight'", "with and without"});
   ExpectContains(roberta([](Folder& f) { f.config["position_embedding_type"] = "relative_key"; }),
                  {"position_embedding_type", "absolute"});
+  ExpectContains(roberta([](Folder& f) { f.config["num_attention_heads"] = 0; }),
+                 {"config.json: num_attention_heads=0"});
   ExpectContains(roberta([](Folder& f) { f.config["max_position_embeddings"] = 2; }),
                  {"max_position_embeddings"});
   ExpectContains(roberta([](Folder& f) { f.tensors.erase("lm_head.dense.weight"); }),
