@@ -118,7 +118,7 @@ HtmlTable DiffTable(const std::vector<Change>& changes) {
   }
   HtmlTable table;
   table.header = {"row", "before ms", "after ms", "after/before", "noise", "verdict", "note"};
-  const auto number = [](double x) { return x > 0 ? ThreeDigits(x) : std::string("-"); };
+  const auto number = [](double x) { return x > 0 ? TimeText(x) : std::string("-"); };
   for (const Change& c : changes) {
     Json what = c.what;
     for (const std::string& key : shared) what.erase(key);

@@ -50,6 +50,14 @@ TEST(Diff, VerdictsKnowTheSpread) {
   EXPECT_NE(One(quiet, {12, 11.9, 12.1, 3}).note.find("only 3 runs"), std::string::npos);
 }
 
+TEST(Diff, ShortTimesHaveThreeDigitsToo) {
+  const auto changes = Diff(Made({{"m", {0.000696, 0.000695, 0.000697, 9}}}),
+                            Made({{"m", {0.000679, 0.000678, 0.00068, 9}}}), {});
+  const HtmlTable table = DiffTable(changes);
+  EXPECT_EQ(table.rows[0][1], "0.000696");
+  EXPECT_EQ(table.rows[0][2], "0.000679");
+}
+
 // Whichever way round: what is slower one way is faster the other.
 TEST(Diff, IsSymmetric) {
   for (const double ratio : {1.01, 1.05, 1.09, 1.11, 1.3, 3.0}) {

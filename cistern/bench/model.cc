@@ -11,6 +11,7 @@
 #include "cistern/base/hash.h"
 #include "cistern/base/memory.h"
 #include "cistern/base/parallel.h"
+#include "cistern/base/random.h"
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
 #include "cistern/io/json_text.h"
@@ -18,6 +19,7 @@
 #include "cistern/models/encoder_classifier.h"
 #include "cistern/models/forecaster.h"
 #include "cistern/models/model_state_file.h"
+#include "cistern/ops/impl.h"
 #include "cistern/tensors/device.h"
 #include "cistern/train/trainer.h"
 
@@ -55,6 +57,10 @@ void RequireLength(const ModelConfig& config, Form form, int64_t length, const c
               " tokens up to which the model's positions are learned (max_length=", limit, ")");
 }
 
+bool HasTwoTexts(const ModelInfo& info) {
+  return std::find(info.inputs.begin(), info.inputs.end(), "second_ids") != info.inputs.end();
+}
+
 // What this kind of model trains on.
 Batch MadeUp(const Model& model, const ModelSettings& s) {
   const ModelConfig& config = model.config();
@@ -88,7 +94,10 @@ Batch MadeUp(const Model& model, const ModelSettings& s) {
     }
   }
   batch.Set("targets", Targets(model, s.batch, target));
-  return {batch, s.batch, s.batch * target};
+  const int64_t tokens = info.encodes        ? s.length + target
+                         : HasTwoTexts(info) ? 2 * s.length
+                                             : s.length;
+  return {batch, s.batch, s.batch * tokens};
 }
 
 // Tells models apart of which Summary() says the same.
@@ -96,8 +105,8 @@ std::string ConfigHash(const ModelConfig& config) {
   return HexText(XxHash64(JsonLine(ChangedSettings(config))));
 }
 
-// "adamw", "muon, muon.momentum 0.9"
-std::string OptimizerText(OptimizerOptions options) {
+// "adamw", "muon, muon.momentum 0.9", "adamw, clip 0.5"
+std::string OptimizerText(OptimizerOptions options, double clip) {
   const auto written = [](OptimizerOptions& o) {
     Fields fields;
     o.AddTo(fields);
@@ -112,6 +121,7 @@ std::string OptimizerText(OptimizerOptions options) {
     std::replace(dotted.begin(), dotted.end(), '/', '.');
     if (value != defaults.value(key, Json())) text += StrCat(", ", dotted, " ", value.dump());
   }
+  if (clip != ModelSettings().clip) text += StrCat(", clip ", clip);
   return text;
 }
 
@@ -120,7 +130,8 @@ Json What(const Model& model, const ModelSettings& s, const std::string& phase) 
           {"model", model.config().Summary()},
           {"kind", model.config().kind},
           {"config", ConfigHash(model.config())},
-          {"dtype", s.dtype}};
+          {"dtype", s.dtype},
+          {"implementation", ops::ImplName(ops::ActiveImpl())}};
 }
 
 // The median: what malloc takes once because its blocks came to lie differently is no step's cost.
@@ -141,7 +152,8 @@ Row MeasureTraining(const std::shared_ptr<Model>& model, const ModelSettings& s)
   row.what = What(*model, s, "train");
   row.what["batch"] = s.batch, row.what["length"] = s.length;
   if (s.target_length > 0) row.what["target_length"] = s.target_length;
-  row.what["optimizer"] = OptimizerText(s.optimizer);
+  row.what["optimizer"] = OptimizerText(s.optimizer, s.clip);
+  row.what["parallel"] = step.parts() > 1 ? "rows" : "operations";
   malloc_trim(0);
   ResetPeakMemory();
   const int64_t before = ResidentBytes();
@@ -169,6 +181,7 @@ Row DecodeRow(const LanguageModel& model, const ModelSettings& s, const DecodeLi
   Row row;
   row.what = What(model, s, "decode");
   row.what["sequences"] = sequences, row.what["position"] = position;
+  row.what["decoded"] = s.decoded;
   try {
     const std::vector<double> times = time();
     if (times.empty())
@@ -249,7 +262,10 @@ void TrainingStep::Run() {
   model_->train();
   const RowsLoss of = {[this](const Batch& rows) { return model_->TrainingLoss(rows.tensors); },
                        [](const Batch& rows) { return double(rows.rows); }};
-  AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_, settings_.seed);
+  // What is dropped is drawn anew in each step, as a trainer does.
+  const auto words = Philox(settings_.seed, 0, uint64_t(steps_++));
+  AddGradients(*model_, of, batch_, 1, settings_.dtype == "bfloat16", parts_,
+               uint64_t{words[0]} << 32 | words[1]);
   const BFloat16Scope scope(settings_.dtype == "bfloat16", model_->options().device());
   optimizer_->Step(kRate, settings_.clip);
 }
@@ -291,8 +307,10 @@ void CheckStepMemory(const ModelConfig& config, const ModelSettings& s) {
   TrainOptions options;
   options.optimizer = s.optimizer, options.parallel = s.parallel;
   const bool both = s.target_length > 0;
-  CheckMemory(config, s.batch, both ? s.target_length : s.length, s.dtype == "float64" ? 8 : 4,
-              options, both ? s.length : 0);
+  const int64_t length = both                         ? s.target_length
+                         : HasTwoTexts(config.info()) ? 2 * s.length
+                                                      : s.length;
+  CheckMemory(config, s.batch, length, s.dtype == "float64" ? 8 : 4, options, both ? s.length : 0);
 }
 
 std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& s,

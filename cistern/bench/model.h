@@ -35,14 +35,16 @@ class TrainingStep {
  public:
   TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings);
   void Run();
-  int64_t tokens() const { return batch_.tokens; }  // of a step: those that rates count, targets
+  // Of a step, as the tasks count them: of a source and its target, or two texts, both.
+  int64_t tokens() const { return batch_.tokens; }
+  int64_t parts() const { return parts_; }  // of the batch, which threads take (train/row_parts.h)
 
  private:
   std::shared_ptr<Model> model_;
   ModelSettings settings_;
   std::unique_ptr<Optimizer> optimizer_;
   Batch batch_;
-  int64_t parts_ = 1;
+  int64_t parts_ = 1, steps_ = 0;
 };
 
 // Inference: the logits of such rows, without gradients or dropout. UsageError for models that are
@@ -81,7 +83,8 @@ void CheckStepMemory(const ModelConfig& config, const ModelSettings& settings);
 
 // Rows "train" and, of language models that need no source, "decode" at each position: one token of
 // one sequence and its logits; its state's bytes. Then the same of several sequences at once.
-// "config" of what was measured is a hash of the model's settings that are not the defaults.
+// "config" of what was measured is a hash of the model's settings that are not the defaults, and
+// "parallel" what threads took of the batch.
 // Shares are of what the weights take at least (DecodeLimits): of_memory to read them, of_peak to
 // multiply by them. "faults_per_step" are pages that a training step asks the system for, a median.
 std::vector<Row> MeasureModel(const std::shared_ptr<Model>& model, const ModelSettings& settings,

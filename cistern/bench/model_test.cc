@@ -5,6 +5,8 @@
 
 #include <set>
 
+#include "cistern/base/parallel.h"
+#include "cistern/ops/impl.h"
 #include "cistern/ops/testing.h"
 
 namespace cistern::bench {
@@ -51,6 +53,83 @@ TEST(BenchModel, OtherSettingsAreOtherRows) {
   settings.optimizer.momentum = 0;
   whats.insert(Whats(Tiny(), settings).at(0));
   EXPECT_EQ(whats.size(), 6u);
+}
+
+// So that bench diff does not take one for the other.
+TEST(BenchModel, OtherWorkIsAnotherRow) {
+  ModelSettings decode = Quick(), train = Quick();
+  decode.train = train.decode = false;
+  decode.positions = {0}, decode.sequences = {}, decode.decoded = 2;
+  ExpectContains(Whats(Tiny(), decode).at(0), {"\"decoded\":2", "\"implementation\":\"kernel\""});
+  std::set<std::string> whats;
+  const auto is_new = [&] { return whats.insert(Whats(Tiny(), train).at(0)).second; };
+  const int threads = NumThreads();
+  SetNumThreads(2);
+  train.parallel = ThreadsTake::kOperations;
+  EXPECT_TRUE(is_new());
+  train.parallel = ThreadsTake::kRows;
+  EXPECT_TRUE(is_new());
+  train.parallel = ThreadsTake::kAuto;  // which takes rows here
+  EXPECT_FALSE(is_new());
+  SetNumThreads(threads);
+  train.clip = 0.5;
+  EXPECT_TRUE(is_new());
+  const ops::ImplScope reference(ops::Impl::kReference);
+  EXPECT_TRUE(is_new());
+}
+
+// As a trainer does: a block that is left out in a step keeps its weights.
+TEST(BenchModel, EachStepDrawsAnew) {
+  ModelConfig config = Tiny();
+  config.layer_drop = 0.5;
+  ModelSettings settings = Quick();
+  settings.optimizer.kind = OptimizerKind::kSgd;
+  settings.optimizer.momentum = settings.optimizer.weight_decay = 0;
+  const auto model = MakeModel(config, 1);
+  TrainingStep step(model, settings);
+  const auto block = [&] {
+    std::vector<at::Tensor> weights;
+    for (const auto& p : model->named_parameters()) {
+      if (p.key().starts_with("layers.")) weights.push_back(p.value().detach().flatten());
+    }
+    return at::cat(weights).clone();
+  };
+  int taken = 0;
+  for (int i = 0; i < 20; ++i) {
+    const at::Tensor before = block();
+    step.Run();
+    taken += !at::equal(block(), before);
+  }
+  EXPECT_GT(taken, 3);
+  EXPECT_LT(taken, 17);
+}
+
+// As `cistern train` counts them: of two texts, and of a source and its target, both.
+TEST(BenchModel, TokensAreThoseOfBothTexts) {
+  ModelSettings settings = Quick();
+  const auto tokens = [&](const std::string& kind) {
+    ModelConfig config = Tiny();
+    config.kind = kind;
+    if (config.info().classifies) config.classes = 3;
+    return TrainingStep(MakeModel(config, 1), settings).tokens();
+  };
+  EXPECT_EQ(tokens("decoder_lm"), 2 * 8);
+  EXPECT_EQ(tokens("encoder_classifier"), 2 * 8);
+  EXPECT_EQ(tokens("two_tower"), 2 * (8 + 8));
+  EXPECT_EQ(tokens("encoder_decoder"), 2 * (8 + 8));
+  settings.target_length = 5;
+  EXPECT_EQ(tokens("encoder_decoder"), 2 * (8 + 5));
+}
+
+// Of two texts, the memory of both, as `cistern train` estimates it.
+TEST(BenchModel, MemoryIsThatOfBothTexts) {
+  ModelSettings settings = Quick();
+  ModelConfig config = Tiny();
+  config.classes = 3, settings.length = 1 << 24, settings.batch = 1 << 20;
+  config.kind = "two_tower";
+  ExpectContains(Thrown([&] { CheckStepMemory(config, settings); }), {"length 33554432"});
+  config.kind = "encoder_classifier";
+  ExpectContains(Thrown([&] { CheckStepMemory(config, settings); }), {"length 16777216"});
 }
 
 TEST(BenchModel, NoRowIsMeasuredTwice) {

@@ -23,7 +23,7 @@ std::string FigureText(const Json& value, Column::Kind kind) {
   const double x = value.get<double>();
   switch (kind) {
     case Column::Kind::kMilliseconds:
-      return x < 0.1 ? Significant(x, 3) : ThreeDigits(x);
+      return TimeText(x);
     case Column::Kind::kRate:
       return x >= 1e4 ? Tick(std::round(x / 10) * 10) : ThreeDigits(x);
     case Column::Kind::kShare:
@@ -86,6 +86,8 @@ Row ReadRow(const Json& json, const std::string& where) {
 }
 
 }  // namespace
+
+std::string TimeText(double ms) { return ms < 0.1 ? Significant(ms, 3) : ThreeDigits(ms); }
 
 std::string Record::Busy() const {
   std::vector<std::string> reasons;

@@ -65,5 +65,6 @@ struct Column {
 HtmlTable RecordTable(const Record& record, const std::vector<Column>& columns);
 std::string SharedText(const Record& record);  // "form causal, pass forward, batch 1"
 void PrintTable(const HtmlTable& table);       // numbers to the right
+std::string TimeText(double ms);               // three digits, of short times too
 
 }  // namespace cistern::bench

@@ -496,6 +496,9 @@ TEST_F(AnalyzeTest, StatisticsOfResults) {
   ExpectContains(wild.out,
                  {"Left out: method wild, whose seed 0 has diverged.",
                   "these values, in any order, give at least p = 1, ", "ties are part of it"});
+  const Json figures = ParseJson(Run({"statistics", folder_ / "wild.csv", "--json"}).out, "out");
+  EXPECT_EQ(figures["left_out"], (Json{"Left out: method wild, whose seed 0 has diverged."}));
+  ExpectContains(figures["notes"].dump(), {"ties are part of it"});
   WriteFileAtomically(folder_ / "none.csv",
                       "method,seed,value,outcome\na,1,2,finished\nb,1,,failed\n");
   Expect({"statistics", folder_ / "none.csv"}, 1,

@@ -225,7 +225,9 @@ void MeasureDecodingOf(const CompareArguments& a, CompareRow* row) {
   model->eval();
   const std::vector<int64_t> positions = {0, a.decode_tokens / 4, a.decode_tokens / 2,
                                           a.decode_tokens};
-  row->decode = MeasureDecoding(*model, positions, 64, &Interrupted());
+  // What is timed at a position stands before the next.
+  const int64_t timed = std::min<int64_t>(64, a.decode_tokens / 4);
+  row->decode = MeasureDecoding(*model, positions, timed, &Interrupted());
   if (row->decode.size() < positions.size() && !Interrupted())
     row->unmeasured.push_back(StrCat(
         "decoding was ",
@@ -438,7 +440,8 @@ void AddCompare(CLI::App& app, Run& run) {
       "task.length=1024\n"
       "  cistern compare --task listops --seconds 600\n"
       "  cistern compare my.txt --seconds 60 --seeds 3 --lengths 256,512,1024\n"
-      "Every key of cistern train --list can be set; each holds for all mechanisms.");
+      "Every key of cistern train --list can be set, and holds for all mechanisms, but for "
+      "model.attention, the length of the run and train.final_test=false.");
   command->add_option("data", a->data, "a text file or folder, or data of another task");
   command->add_option(
       "--task", a->task,

@@ -285,7 +285,7 @@ Json CompareJson(const Comparison& c) {
     if (decision.front[i]) front.push_back(c.rows[i].Name());
   }
   Json json = {{"metric", c.metric.name},
-               {"best_bounded", best ? Json(best->Name()) : Json()},
+               {"best_bounded", best && best->bounded ? Json(best->Name()) : Json()},
                {"recommended", best ? Json(decision.recommended) : Json()},
                {"reasons", decision.reasons},
                {"pareto_front", std::move(front)}};

@@ -143,6 +143,7 @@ TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
         {"--set", group + "positions=learned", "--set", group + "max_length=80", "--quiet"});
     words[3] = folder_ / group;
     *(std::find(words.begin(), words.end(), "--sample-tokens") + 1) = "120";
+    *(std::find(words.begin(), words.end(), "--decode-tokens") + 1) = "400";
     const Outcome o = Run(words);
     ASSERT_EQ(o.code, 0) << o;
     EXPECT_EQ(o.out.find("x longer"), std::string::npos) << o;
@@ -157,6 +158,7 @@ TEST_F(CompareTest, NoLongBlocksBeyondLearnedPositions) {
 TEST_F(CompareTest, WhatAMechanismCannotReachIsNotMeasured) {
   Words of_text = Command({"--set", "model.max_length=80"});
   of_text[5] = "latte,linformer";
+  *(std::find(of_text.begin(), of_text.end(), "--decode-tokens") + 1) = "400";
   const Outcome text = Run(of_text);
   ASSERT_EQ(text.code, 0) << text;
   const std::string file = folder_ / "out/compare.json";
@@ -213,6 +215,24 @@ TEST_F(CompareTest, EfficiencyLengthsInTheRecommendation) {
   Expect(Command({"--efficiency", "100"}), 2, {"128 or more"});
   Expect(Command({"--mechanisms", "all,latte"}), 2, {"all stands alone"});
   Expect(Command({"--mechanisms", "latte:2"}), 2, {"latte:2 and latte are the same model"});
+}
+
+// Its state is that of the position; a model whose state grows is no best bounded one.
+TEST_F(CompareTest, DecodingIsMeasuredWhereItSays) {
+  Words words = Command({});
+  words[5] = "softmax";
+  const Outcome o = Run(words);
+  ASSERT_EQ(o.code, 0) << o;
+  const Json result = ParseJson(ReadFile(folder_ / "out/compare.json"), "compare.json");
+  EXPECT_TRUE(result["best_bounded"].is_null()) << result["best_bounded"];
+  EXPECT_EQ(result["recommended"], "softmax");
+  const Json& decode = result["mechanisms"]["softmax"]["decode"];
+  ASSERT_EQ(decode.size(), 4u);
+  const int64_t empty = decode[0]["state_bytes"], token = 2 * 16 * 4;  // a key and a value
+  for (const auto& [point, position] : {std::pair(0, 0), {1, 1}, {2, 2}, {3, 4}}) {
+    EXPECT_EQ(decode[size_t(point)]["position"], position);
+    EXPECT_EQ(decode[size_t(point)]["state_bytes"], empty + position * token);
+  }
 }
 
 TEST_F(CompareTest, LengthsAreASweep) {

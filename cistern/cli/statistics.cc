@@ -239,6 +239,7 @@ Figures TestMethods(const ResultCells& cells, const MethodTests& c) {
       "Effect: Kendall's W for Friedman (1: every seed ranks the methods alike), epsilon squared "
       "for Kruskal-Wallis; 0: no difference.");
   for (const std::string& note : notes) f.Text(note);
+  f.Fact("notes", notes);
   Figures::Table means{"methods",
                        "Means over runs, with 95 % bootstrap intervals",
                        {"cell", "method", "runs", "mean", "deviation", "low", "high"},
@@ -306,6 +307,7 @@ int RunStatistics(const StatisticsCommand& c) {
   const ResultCells cells = ReadResults(c, &left_out);
   Figures f = TestMethods(cells, {c.alpha, c.draws, c.common.seed, c.value});
   for (const std::string& line : left_out) f.Text(line);
+  f.Fact("left_out", left_out);
   if (!c.out.empty()) {
     EnsureDirectory(c.out);
     f.Write(c.out, "statistics");

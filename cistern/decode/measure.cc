@@ -112,7 +112,7 @@ std::vector<DecodePoint> MeasureDecoding(LanguageModel& model,
       times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
     }
     std::nth_element(times.begin(), times.begin() + tokens / 2, times.end());
-    points.push_back({done, times[size_t(tokens / 2)], model.StateBytes(1, done + tokens)});
+    points.push_back({done, times[size_t(tokens / 2)], model.StateBytes(1, done)});
     done += tokens;
   }
   return points;

@@ -13,7 +13,7 @@ namespace cistern {
 struct DecodePoint {
   int64_t position = 0;     // tokens in the state before
   double milliseconds = 0;  // per token, the median
-  int64_t state_bytes = 0;  // StateBytes of the whole model, one sequence, after the tokens
+  int64_t state_bytes = 0;  // StateBytes of the whole model, one sequence, at that position
 };
 
 // Prefills arbitrary tokens up to each position (ascending) and times `tokens` steps of decoding

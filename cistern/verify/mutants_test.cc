@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <tuple>
 
 #include "cistern/attention/definition.h"
 #include "cistern/attention/mechanisms/reuse.h"
@@ -99,6 +100,7 @@ class Plain : public Mechanism {
     if (active == Defect::kEmptyIsNan)
       memory =
           memory / at::isneginf(state["z"]).logical_not().to(memory.scalar_type()).unsqueeze(-1);
+    if (active == Defect::kThreadDependent && NumThreads() > 2) memory = memory * (1 + 1e-7);
     return at::matmul(at::softmax(x[0], -1), memory);
   }
 
@@ -312,6 +314,22 @@ TEST(Mutants, EachDefectIsCaughtByItsProperty) {
   // Nothing stays behind that would make the next check fail.
   Subject subject(PlainInfo(), Json::object(), 1);
   EXPECT_FALSE(RunCheck(FindProperty("pieces"), subject, ops::Impl::kKernel, {}).failed());
+}
+
+// Exact mechanisms, and forms beside the causal one, are compared bit for bit too.
+TEST(Mutants, ALastBitIsCaughtInEveryForm) {
+  MechanismInfo exact = PlainInfo();
+  exact.exact = true;
+  for (const auto& [defect, property, form] :
+       {std::tuple(Defect::kPieceMaximum, "future", Form::kCausal),
+        std::tuple(Defect::kThreadDependent, "threads", Form::kBidirectional)}) {
+    const DefectScope scope(defect);
+    Subject subject(exact, Json::object(), 1);
+    Settings settings;
+    settings.forms = {form};
+    const Outcome outcome = RunCheck(FindProperty(property), subject, ops::Impl::kKernel, settings);
+    EXPECT_TRUE(outcome.failed()) << property << " " << Text(outcome);
+  }
 }
 
 // It says that padding takes part, so as to be given it; the check itself is asked.

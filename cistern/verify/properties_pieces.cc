@@ -93,9 +93,8 @@ Outcome CheckFuture(Subject& subject, const Settings& settings) {
   if (!settings.Has(Form::kCausal) || !subject.Has(Form::kCausal)) return NotApplicable(kNoCausal);
   at::NoGradGuard guard;
   Meter meter;
-  // Torch's own attention sums in blocks that depend on the length alone, but promises no bits; nor
-  // does any composite of its operations.
-  const bool bitwise = ops::ActiveImpl() == ops::Impl::kKernel && !subject.info().exact;
+  // Composites of torch's operations promise no bits.
+  const bool bitwise = ops::ActiveImpl() == ops::Impl::kKernel;
   const int64_t length = 150;
   for (const auto dtype : {at::kDouble, at::kFloat}) {
     Mechanism& m = subject.In(dtype);
