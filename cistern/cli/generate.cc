@@ -202,6 +202,8 @@ int RunGenerate(const CLI::App& command, GenerateCommand c) {
   ApplyCommon(c.common);
   if (command.count("--stats-at") > 0 && !c.stats)
     FailUsage("--stats-at says where --stats looks; give both");
+  if (c.options.sampler.repetition_window > 0 && c.options.sampler.repetition_penalty == 1)
+    FailUsage("--repetition-window says how far --repetition-penalty looks; give both");
   CheckCommand(c);
   const LmFolder lm = OpenLmFolder(c.folder, c.common.dtype);
   const BFloat16Decoding narrow(c.common.dtype == "bfloat16", *lm.model);
