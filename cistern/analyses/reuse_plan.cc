@@ -99,11 +99,13 @@ ReuseRecommendation RecommendReuse(const std::vector<std::vector<std::vector<dou
   if (layers < 2) return chosen;
   const auto heads = int64_t(best[0].size());
   const MechanismInfo& reuse = FindMechanism("reuse");
+  const Json scale = config.Stack(config.info().forms[0]).Options(0).value("scale", Json("sqrt"));
   std::vector<int64_t> plan;
   for (const char* placement : {"alternate", "partial", "full", "all_end"}) {
     for (int64_t k = 1; k <= heads; ++k) {
       for (int64_t p = 1; p < layers; ++p) {
-        const Json options = {{"placement", placement}, {"heads", k}, {"layers", p}};
+        Json options = {{"placement", placement}, {"heads", k}, {"layers", p}};
+        if (scale != "sqrt") options["scale"] = scale;
         std::vector<int64_t> copied;
         try {
           copied = reuse.copy_plan(options, heads, layers);

@@ -50,12 +50,19 @@ Grid OfLayers(const BestMatch& best) {
   return out;
 }
 
-void AddLayerMap(const Grid& of_layers, Figures* f) {
+std::vector<std::string> NamesOf(const std::vector<int64_t>& numbers) {
+  std::vector<std::string> names;
+  for (const int64_t number : numbers) names.push_back(std::to_string(number));
+  return names;
+}
+
+void AddLayerMap(const Grid& of_layers, const std::vector<int64_t>& numbers, Figures* f) {
   const size_t layers = of_layers.size();
   HeatMap map;
   map.title = "Most similar heads of two layers";
   map.x_label = "layer compared with", map.y_label = "layer";
   map.rows = map.columns = int64_t(layers);
+  map.row_names = map.column_names = NamesOf(numbers);
   for (const auto& line : of_layers) map.values.insert(map.values.end(), line.begin(), line.end());
   f->Add("layers", map,
          "Each cell: the head of the line's layer that is most like some head of the column's "
@@ -64,7 +71,8 @@ void AddLayerMap(const Grid& of_layers, Figures* f) {
 }
 
 // Adjacent layers: are they the most alike?
-void AddByDistance(const BestMatch& best, const Grid& of_layers, Figures* f) {
+void AddByDistance(const BestMatch& best, const Grid& of_layers,
+                   const std::vector<int64_t>& numbers, Figures* f) {
   const size_t layers = best.size();
   Figures::Table by_distance{"distance",
                              "Mean over pairs of layers that are so far apart",
@@ -72,17 +80,18 @@ void AddByDistance(const BestMatch& best, const Grid& of_layers, Figures* f) {
                              {}};
   LineChart apart{"Similarity by distance of layers", "layers apart", "similarity", {}};
   Series most{"most similar heads", {}, {}}, average{"mean over heads of the best match", {}, {}};
-  for (size_t d = 1; d < layers; ++d) {
+  for (int64_t d = 1; d <= numbers.back() - numbers[0]; ++d) {
     double sum = 0, heads_sum = 0;
     int64_t pairs = 0, heads = 0;
     for (size_t l = 0; l < layers; ++l) {
       for (size_t to = 0; to < layers; ++to) {
-        if (l + d != to && to + d != l) continue;
+        if (std::abs(numbers[l] - numbers[to]) != d) continue;
         sum += of_layers[l][to], ++pairs;
         for (const auto& head : best[l]) heads_sum += head[to], ++heads;
       }
     }
-    by_distance.rows.push_back({int64_t(d), sum / double(pairs), heads_sum / double(heads)});
+    if (pairs == 0) continue;
+    by_distance.rows.push_back({d, sum / double(pairs), heads_sum / double(heads)});
     most.x.push_back(double(d)), most.y.push_back(sum / double(pairs));
     average.x.push_back(double(d)), average.y.push_back(heads_sum / double(heads));
   }
@@ -94,7 +103,7 @@ void AddByDistance(const BestMatch& best, const Grid& of_layers, Figures* f) {
 }
 
 // Fig 3, both directions: heads of a layer from the least to the most alike.
-void AddRanks(const BestMatch& best, Figures* f) {
+void AddRanks(const BestMatch& best, const std::vector<int64_t>& numbers, Figures* f) {
   const size_t layers = best.size();
   Figures::Table ranks{"adjacent",
                        "Heads by how like the next layer (or the one before) they are",
@@ -110,18 +119,20 @@ void AddRanks(const BestMatch& best, Figures* f) {
     for (size_t l = 0; l < layers; ++l) {
       if (forward ? l + 1 == layers : l == 0) continue;
       const size_t to = forward ? l + 1 : l - 1;
+      if (std::abs(numbers[l] - numbers[to]) != 1) continue;
       std::vector<std::pair<double, int64_t>> sorted;
       for (size_t h = 0; h < best[l].size(); ++h)
         sorted.emplace_back(best[l][h][to], int64_t(h) + 1);
       std::sort(sorted.begin(), sorted.end());
-      Series series{StrCat(l + 1, " to ", to + 1), {}, {}};
+      Series series{StrCat(numbers[l], " to ", numbers[to]), {}, {}};
       for (size_t r = 0; r < sorted.size(); ++r) {
         series.x.push_back(double(r) + 1), series.y.push_back(sorted[r].first);
         ranks.rows.push_back(
-            {int64_t(l) + 1, int64_t(to) + 1, int64_t(r) + 1, sorted[r].second, sorted[r].first});
+            {numbers[l], numbers[to], int64_t(r) + 1, sorted[r].second, sorted[r].first});
       }
       chart.series.push_back(std::move(series));
     }
+    if (chart.series.empty()) continue;
     f->Add(forward ? "next" : "before", chart,
            "One line a layer: its heads sorted by how like the best matching head of the other "
            "layer they are.");
@@ -130,7 +141,8 @@ void AddRanks(const BestMatch& best, Figures* f) {
 }
 
 // first: SimilarityAnalysis::first_.
-void AddPairs(const std::vector<double>& mean, const std::vector<int64_t>& first, Figures* f) {
+void AddPairs(const std::vector<double>& mean, const std::vector<int64_t>& first,
+              const std::vector<int64_t>& numbers, Figures* f) {
   const size_t layers = first.size() - 1;
   Figures::Table pairs{
       "heads", "Every two heads", {"layer", "head", "layer 2", "head 2", "similarity"}, {}, false};
@@ -139,7 +151,7 @@ void AddPairs(const std::vector<double>& mean, const std::vector<int64_t>& first
     for (auto h = size_t(first[l]); h < size_t(first[l + 1]); ++h) {
       for (size_t to = l; to < layers; ++to) {
         for (auto g = std::max(h + 1, size_t(first[to])); g < size_t(first[to + 1]); ++g)
-          pairs.rows.push_back({int64_t(l) + 1, int64_t(h) - first[l] + 1, int64_t(to) + 1,
+          pairs.rows.push_back({numbers[l], int64_t(h) - first[l] + 1, numbers[to],
                                 int64_t(g) - first[to] + 1, mean[h * count + g]});
       }
     }
@@ -349,6 +361,7 @@ void SimilarityAnalysis::AddLayers(const Batch& batch, const std::vector<Capture
     first_ = {0};
     for (const CapturedLayer* l : used) {
       names_.push_back(l->name);
+      numbers_.push_back(l->number);
       mechanisms_.push_back(l->layer->mechanism().info().name);
       first_.push_back(first_.back() + l->heads());
     }
@@ -415,7 +428,7 @@ std::vector<SimilarityCell> SimilarityAnalysis::Cells(const std::string& model) 
     cell.model = model, cell.data = random ? "random ids" : "rows";
     cell.random = random;
     cell.images = context_.task == "image" || context_.task == "pathfinder";
-    cell.layers = int64_t(names_.size()), cell.rows = sums.rows;
+    cell.layers = numbers_, cell.rows = sums.rows;
     cell.tokens = sums.tokens / double(sums.rows);
     const auto best = BestMatches(Heads(random));
     for (const auto& line : OfLayers(best))
@@ -444,13 +457,13 @@ Figures SimilarityAnalysis::Report() const {
   f.Fact("rows", sums.rows).Fact("rows_without_tokens", sums.skipped);
   f.Fact("data", random ? "random ids" : "rows");
   AddDefinition(random, &f);
-  AddLayerMap(of_layers, &f);
+  AddLayerMap(of_layers, numbers_, &f);
   f.Fact("layers_most_like_an_adjacent_one", MostLikeAdjacent(cells[0]));
   f.Fact("layers", int64_t(names_.size()));
   AddCells(cells, &f);
-  AddByDistance(best, of_layers, &f);
-  AddRanks(best, &f);
-  AddPairs(mean, first_, &f);
+  AddByDistance(best, of_layers, numbers_, &f);
+  AddRanks(best, numbers_, &f);
+  AddPairs(mean, first_, numbers_, &f);
   AddExamples(sums, of_layers, &f);
   AddReuse(best, sums.tokens / double(sums.rows), &f);
   return f;
@@ -506,6 +519,14 @@ void SimilarityAnalysis::AddReuse(const BestMatch& best, double length, Figures*
     f->Text(
         "Reuse takes over the scores of exact softmax attention, so nothing is recommended for "
         "this model; train one with model.attention=softmax in all layers of one stack.");
+    return;
+  }
+  const LayerStack stack = context_.config.Stack(context_.config.info().forms[0]);
+  for (int64_t l = 1; l < stack.layers(); ++l) {
+    if (stack.Alike(0, l)) continue;
+    f->Text(StrCat("Layer ", l + 1,
+                   " has other options of softmax than layer 1, and all layers of a Reuse model "
+                   "share theirs, so nothing is recommended for this model."));
     return;
   }
   const ReuseRecommendation r = RecommendReuse(best, context_.config, options_.threshold, length);

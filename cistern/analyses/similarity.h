@@ -71,7 +71,8 @@ class SimilarityAnalysis : public Analysis {
   Options options_;
   AnalysisContext context_;
   std::vector<std::string> names_, mechanisms_;  // of the layers
-  std::vector<int64_t> first_;  // of each layer: its first head among all; then their number
+  std::vector<int64_t> numbers_;  // the model's, from 1: some layers attend to nothing
+  std::vector<int64_t> first_;    // of each layer: its first head among all; then their number
   Sums data_, random_;
   int64_t other_layers_ = 0, drawn_ = 0;  // drawn_: rows of random ids
 };

@@ -20,20 +20,27 @@ std::string Short(double x) { return Fixed(x, 3); }
 PaperClaim Adjacent(const SimilarityCell& c, bool alone) {
   PaperClaim check;
   check.claim = "adjacent layers are the most alike" + (alone ? "" : ": " + NameOfCell(c));
-  if (c.layers < 3) {
+  if (c.layers.size() < 3) {
     check.answer = "cannot be said: of two layers each is adjacent to the other";
     return check;
   }
-  Mean far;
-  for (int64_t apart = 2; apart < c.layers; ++apart) {
-    const int64_t pairs = c.layers - apart;
-    far.Add(MeanApart(c, c.most, apart) * double(pairs), pairs);
+  Mean adjacent, far;
+  for (size_t l = 0; l < c.layers.size(); ++l) {
+    for (size_t to = 0; to < c.layers.size(); ++to) {
+      if (l != to)
+        (std::abs(c.layers[l] - c.layers[to]) == 1 ? adjacent : far)
+            .Add(c.most[l * c.layers.size() + to]);
+    }
   }
-  const double near = MeanApart(c, c.most, 1), others = far.Value().get<double>();
+  if (adjacent.count == 0) {
+    check.answer = "cannot be said: no two layers are adjacent";
+    return check;
+  }
+  const double near = adjacent.Value().get<double>(), others = far.Value().get<double>();
   const int64_t most = MostLikeAdjacent(c);
   check.measured = StrCat("adjacent ", Short(near), ", others ", Short(others), "; ", most, " of ",
-                          c.layers, " layers are most like an adjacent one");
-  check.answer = near > others && 2 * most > c.layers ? "holds" : "does not hold";
+                          c.layers.size(), " layers are most like an adjacent one");
+  check.answer = near > others && 2 * most > int64_t(c.layers.size()) ? "holds" : "does not hold";
   return check;
 }
 
@@ -43,7 +50,7 @@ PaperClaim ModelOrData(const std::vector<SimilarityCell>& cells) {
   Mean by_model, by_data;
   for (size_t i = 0; i < cells.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (cells[i].layers != cells[j].layers) continue;
+      if (cells[i].layers.size() != cells[j].layers.size()) continue;
       const bool model = cells[i].model == cells[j].model, data = cells[i].data == cells[j].data;
       if (model != data) (model ? by_data : by_model).Add(MapDifference(cells[i], cells[j]));
     }
@@ -81,10 +88,11 @@ PaperClaim ImagesOrText(const std::vector<SimilarityCell>& cells) {
 double MeanApart(const SimilarityCell& c, const std::vector<double>& map, int64_t apart) {
   double sum = 0;
   int64_t count = 0;
-  for (int64_t l = 0; l < c.layers; ++l) {
-    for (int64_t to = 0; to < c.layers; ++to) {
-      if (l == to || (apart > 0 && std::abs(l - to) != apart)) continue;
-      sum += map[size_t(l * c.layers + to)];
+  const size_t layers = c.layers.size();
+  for (size_t l = 0; l < layers; ++l) {
+    for (size_t to = 0; to < layers; ++to) {
+      if (l == to || (apart > 0 && std::abs(c.layers[l] - c.layers[to]) != apart)) continue;
+      sum += map[l * layers + to];
       ++count;
     }
   }
@@ -92,26 +100,28 @@ double MeanApart(const SimilarityCell& c, const std::vector<double>& map, int64_
 }
 
 double MapDifference(const SimilarityCell& a, const SimilarityCell& b) {
-  CISTERN_CHECK(a.layers == b.layers && a.layers >= 2, "[similarity] maps of ", a.layers, " and ",
-                b.layers, " layers");
+  const size_t layers = a.layers.size();
+  CISTERN_CHECK(layers == b.layers.size() && layers >= 2, "[similarity] maps of ", layers, " and ",
+                b.layers.size(), " layers");
   double sum = 0;
-  for (int64_t l = 0; l < a.layers; ++l) {
-    for (int64_t to = 0; to < a.layers; ++to) {
-      const size_t i = size_t(l * a.layers + to);
+  for (size_t l = 0; l < layers; ++l) {
+    for (size_t to = 0; to < layers; ++to) {
+      const size_t i = l * layers + to;
       if (l != to) sum += std::abs(a.most[i] - b.most[i]);
     }
   }
-  return sum / double(a.layers * (a.layers - 1));
+  return sum / double(layers * (layers - 1));
 }
 
 int64_t MostLikeAdjacent(const SimilarityCell& c) {
   int64_t count = 0;
-  for (int64_t l = 0; l < c.layers; ++l) {
-    double most = -1, adjacent = -1;
-    for (int64_t to = 0; to < c.layers; ++to) {
-      const double x = c.most[size_t(l * c.layers + to)];
+  const size_t layers = c.layers.size();
+  for (size_t l = 0; l < layers; ++l) {
+    double most = -1, adjacent = -2;
+    for (size_t to = 0; to < layers; ++to) {
+      const double x = c.most[l * layers + to];
       if (to != l) most = std::max(most, x);
-      if (std::abs(to - l) == 1) adjacent = std::max(adjacent, x);
+      if (std::abs(c.layers[to] - c.layers[l]) == 1) adjacent = std::max(adjacent, x);
     }
     count += adjacent == most ? 1 : 0;
   }
@@ -137,14 +147,17 @@ void AddCells(const std::vector<SimilarityCell>& cells, Figures* f) {
       HeatMap map;
       map.title = NameOfCell(c);
       map.x_label = "layer compared with", map.y_label = "layer";
-      map.rows = map.columns = c.layers;
+      map.rows = map.columns = int64_t(c.layers.size());
+      for (const int64_t number : c.layers) map.row_names.push_back(std::to_string(number));
+      map.column_names = map.row_names;
       map.values = c.most;
       map.low = 0, map.high = 1;
       map.width = 420;
       maps.push_back(RenderSvg(map));
-      table.rows.push_back({c.model, c.data, c.layers, c.rows, c.tokens, MeanApart(c, c.most, 1),
-                            MeanApart(c, c.most, 0), MeanApart(c, c.mean, 1),
-                            StrCat(MostLikeAdjacent(c), " of ", c.layers)});
+      table.rows.push_back({c.model, c.data, int64_t(c.layers.size()), c.rows, c.tokens,
+                            MeanApart(c, c.most, 1), MeanApart(c, c.most, 0),
+                            MeanApart(c, c.mean, 1),
+                            StrCat(MostLikeAdjacent(c), " of ", c.layers.size())});
     }
     f->Svg("cells", SideBySide(maps, 2),
            "Most similar heads of two layers, all on one scale. Maps that are alike within a line "

@@ -14,7 +14,8 @@ namespace cistern {
 struct SimilarityCell {
   std::string model, data;  // model: empty where there is one alone; data: "rows", "random ids"
   bool random = false, images = false;
-  int64_t layers = 0, rows = 0;
+  std::vector<int64_t> layers;  // their numbers in the model: some attend to nothing
+  int64_t rows = 0;
   double tokens = 0;  // of a row, the mean
   // [L,L]: the most similar heads of two layers; the mean over the heads of the line's layer of
   // their best matches in the column's.
@@ -22,6 +23,7 @@ struct SimilarityCell {
 };
 
 // Mean over the pairs of layers that are so far apart (both directions); 0: over all pairs of two.
+// NaN where there are none.
 double MeanApart(const SimilarityCell& cell, const std::vector<double>& map, int64_t apart);
 
 // How many layers are as like an adjacent one as any.

@@ -15,8 +15,9 @@ using testing::Thrown;
 SimilarityCell Falling(const std::string& model, bool random, int64_t layers, double step) {
   SimilarityCell c;
   c.model = model, c.random = random, c.data = random ? "random ids" : "rows";
-  c.layers = layers, c.rows = 3, c.tokens = 8;
+  c.rows = 3, c.tokens = 8;
   for (int64_t l = 0; l < layers; ++l) {
+    c.layers.push_back(l + 1);
     for (int64_t to = 0; to < layers; ++to) c.most.push_back(1 - step * double(std::abs(l - to)));
   }
   c.mean = c.most;
@@ -50,6 +51,15 @@ TEST(SimilarityCells, ATieIsNoOtherLayersWin) {
   EXPECT_EQ(MostLikeAdjacent(c), 4);
   c.most[3 * 4 + 0] += 0.01;
   EXPECT_EQ(MostLikeAdjacent(c), 3);
+}
+
+// Of layers 1, 14 and 15 two are adjacent.
+TEST(SimilarityCells, LayersThatAttendToNothingLieBetween) {
+  SimilarityCell c = Falling("a", false, 3, 0.1);
+  c.layers = {1, 14, 15};
+  EXPECT_NEAR(MeanApart(c, c.most, 1), 0.9, 1e-12);
+  EXPECT_NEAR(MeanApart(c, c.most, 14), 0.8, 1e-12);
+  EXPECT_EQ(MostLikeAdjacent(c), 2);
 }
 
 TEST(SimilarityCells, ChecksHaveAnswers) {

@@ -1,5 +1,6 @@
 #include "cistern/analyses/similarity.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "cistern/analyses/implied_weights.h"
@@ -288,6 +289,48 @@ TEST(ReusePlan, CopiesOfCopiesComeFromEarlierLayers) {
   EXPECT_DOUBLE_EQ(chain.least, 0.8);
   best[2][1][0] = 0.1;
   EXPECT_EQ(RecommendReuse(best, c, 0.75, 64).copied, 6);
+}
+
+TEST(ReusePlan, ScoresAreDividedAsThoseOfTheModel) {
+  ModelConfig c = SoftmaxLm(2);
+  c.attention_options = Json{{"softmax", {{"scale", "unit"}}}};
+  const std::vector<std::vector<std::vector<double>>> best(
+      2, std::vector<std::vector<double>>(2, std::vector<double>(2, 0.9)));
+  const ReuseRecommendation r = RecommendReuse(best, c, 0.5, 64);
+  EXPECT_EQ(r.options["scale"], "unit");
+  EXPECT_NE(
+      std::find(r.settings.begin(), r.settings.end(), "model.attention_options.reuse.scale=unit"),
+      r.settings.end());
+}
+
+TEST(ReusePlan, LayersOfOtherOptionsAreNotJoined) {
+  ModelConfig c = SoftmaxLm(2);
+  c.layer_options = Json{{"1", {{"softmax", {{"scale", "unit"}}}}}};
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  SimilarityAnalysis analysis({}, ContextOf(model));
+  const Batch batch = testing::IdsBatch(1, 8);
+  analysis.Add(batch, RunLayers(*model, batch));
+  EXPECT_FALSE(analysis.Report().facts().contains("reuse_settings"));
+}
+
+// The layers keep the model's numbers where those between them attend to nothing.
+TEST(Similarity, NumbersOfLayersThatAttend) {
+  ModelConfig c = testing::SmallLm(std::vector<std::string>(4, "reuse"));
+  c.attention_options = Json{{"reuse", {{"placement", "skip"}, {"layers", 2}}}};
+  const auto model = testing::Make<DecoderLm>(c);
+  const at::NoGradGuard guard;
+  SimilarityAnalysis analysis({}, ContextOf(model));
+  const Batch batch = testing::IdsBatch(1, 8);
+  analysis.Add(batch, RunLayers(*model, batch));
+  const Figures f = analysis.Report();
+  for (const std::vector<Json>& row : f.table("heads").rows) {
+    for (const int column : {0, 2})
+      EXPECT_TRUE(row[size_t(column)] == 1 || row[size_t(column)] == 4);
+  }
+  ASSERT_EQ(f.table("distance").rows.size(), 1u);
+  EXPECT_EQ(f.table("distance").rows[0][0], 3);
+  EXPECT_EQ(f.table("adjacent").rows.size(), 0u);
 }
 
 // Layers that are tied cannot copy otherwise than their owner, and have its parameters.

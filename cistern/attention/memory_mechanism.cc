@@ -20,7 +20,8 @@ at::Tensor InitialSlots(MemoryInit init, int64_t slots, int64_t dim) {
   const at::Tensor memory = at::empty({1, slots, dim});
   if (init == MemoryInit::kNormal) return memory.normal_();
   if (init == MemoryInit::kXavier) {
-    const double bound = std::sqrt(6.0 / double(slots + dim));
+    // torch's fans of [1,M,D]: M D in, D out.
+    const double bound = std::sqrt(6.0 / (double(slots + 1) * double(dim)));
     return memory.uniform_(-bound, bound);
   }
   return memory.normal_(0, 1 / std::sqrt(double(dim)));  // kEmbedding, kScaled
@@ -64,26 +65,28 @@ void MemoryMechanism::Describe(MemoryOptions& options, Fields& fields) {
   fields.Add("slots", &options.slots,
              "memory slots (M), each of the model's width and split into heads as a token is",
              {1, 65536});
-  fields.Add("init", &options.init,
-             "initial memory: N(0,1) as P000's code (normal), N(0,1/D) as Luna's (embedding), the "
-             "same times sqrt(D) where it is used as "
-             "Luna's without learned positions (scaled), U(+-sqrt(6/(M+D))) (xavier), rows of the "
-             "identity as the shared workspace's",
-             {{MemoryInit::kNormal, "normal"},
-              {MemoryInit::kEmbedding, "embedding"},
-              {MemoryInit::kScaled, "scaled"},
-              {MemoryInit::kXavier, "xavier"},
-              {MemoryInit::kIdentity, "identity"}});
+  fields.Add(
+      "init", &options.init,
+      "initial memory: N(0,1) as P000's code (normal), N(0,1/D) as Luna's (embedding), the "
+      "same times sqrt(D) where it is used as "
+      "Luna's without learned positions (scaled), U(+-sqrt(6/((M+1)D))) (xavier), rows of the "
+      "identity as the shared workspace's",
+      {{MemoryInit::kNormal, "normal"},
+       {MemoryInit::kEmbedding, "embedding"},
+       {MemoryInit::kScaled, "scaled"},
+       {MemoryInit::kXavier, "xavier"},
+       {MemoryInit::kIdentity, "identity"}});
   fields.Add("sinusoid", &options.sinusoid,
              "sinusoids of the slots' numbers are added to the initial memory: Luna's without "
              "learned positions");
   fields.Add("norm", &options.norm,
              "a layer norm of the initial memory, after the sinusoids: Luna's encoders, whose "
              "embeddings have one too (embedding_norm)");
-  fields.Add("dropout", &options.dropout,
-             "of the initial memory in training, after both of these: Luna's encoders, as much as "
-             "of the embeddings",
-             {0.0, 0.95});
+  fields.Add(
+      "dropout", &options.dropout,
+      "of the initial memory of each row in training, after both of these: Luna's encoders, as "
+      "much as of the embeddings",
+      {0.0, 0.95});
 }
 
 void MemoryMechanism::RequireNoneMasked(const ops::Mask& mask) const {
@@ -91,14 +94,15 @@ void MemoryMechanism::RequireNoneMasked(const ops::Mask& mask) const {
                 "] expected a mask of lengths; RealTokensFirst makes one of masked tokens");
 }
 
-at::Tensor MemoryMechanism::InitialMemory() const {
+at::Tensor MemoryMechanism::InitialMemoryOf(int64_t rows) const {
   if (dims().memory_given) return {};
   at::Tensor memory = scaled_ ? memory_ * std::sqrt(double(dims().dim)) : memory_;
   if (sinusoid_)
     memory = memory + Sinusoid(Slots(), dims().dim, memory.device()).to(memory.scalar_type());
   if (norm_weight_.defined())
     memory = at::layer_norm(memory, {dims().dim}, norm_weight_, norm_bias_);
-  return ops::DropoutOfShared(memory, dropout_, is_training());
+  if (!is_training() || dropout_ <= 0) return memory;
+  return ops::Dropout(memory.expand({rows, -1, -1}), dropout_, true);
 }
 
 at::Tensor MemoryMechanism::MemoryHeads(int64_t heads) const {

@@ -20,7 +20,9 @@ namespace cistern {
 
 class MemoryMechanism : public Mechanism {
  public:
-  at::Tensor InitialMemory() const override;
+  at::Tensor InitialMemory() const override { return InitialMemoryOf(1); }
+  // [1,M,D]; where it is dropped in training [rows,M,D], each row by draws of its own.
+  at::Tensor InitialMemoryOf(int64_t rows) const;
   MemoryMechanism* memory_mechanism() override { return this; }
   double MemoryDropout() const { return dropout_; }  // of InitialMemory in training
 
@@ -76,7 +78,7 @@ class MemoryMechanism : public Mechanism {
     kNormal,     // N(0,1): P000's code
     kEmbedding,  // N(0, 1/D): Luna's
     kScaled,     // the same, times sqrt(D) where it is used: Luna's without learned positions
-    kXavier,     // U(+-sqrt(6/(M+D))): the Set-Transformer-like model of P000's code
+    kXavier,     // U(+-sqrt(6/((M+1)D))): the Set-Transformer-like model of P000's code
     kIdentity,   // rows of the identity: shared workspace's
   };
   // The options of the parameter.
@@ -87,7 +89,7 @@ class MemoryMechanism : public Mechanism {
     bool sinusoid = false;  // sinusoids of the slot's number m: sin(m w_i) beside cos(m w_i), w_i =
                             // 10000^(-i/(D/2 - 1))
     bool norm = false;      // a layer norm: memory_norm.weight and .bias
-    double dropout = 0;     // in training, after both: the same of all rows of a batch
+    double dropout = 0;     // in training, after both
   };
 
  protected:

@@ -116,6 +116,12 @@ std::vector<std::string> RecommendedReuse(const std::string& folder, double thre
             "reuse:recommended: a Reuse model copies scores of exact softmax, and a layer of ",
             folder, " has ", stack.Mechanism(l),
             "; start from a model with model.attention=softmax");
+      if (!stack.Alike(0, l))
+        FailUsage(
+            "reuse:recommended: all layers of a Reuse model share their options, and layer ", l + 1,
+            " of ", folder,
+            " has other options of softmax than layer 1; start from a model whose layers have "
+            "the same");
     }
   }
   if (!run.recorded)

@@ -99,6 +99,19 @@ void DropIdleParts(ModelConfig& model, const std::function<bool(const std::strin
   drop(!output || !model.tie_embeddings, "scale_logits", model.scale_logits, unset.scale_logits);
 }
 
+// What a file says of other kinds of model does not hold for this one, as other tasks' tables do
+// not for this task: their own groups, and the head of one text beside that of pairs.
+void LeaveOutOtherKinds(Json& model, const std::string& kind, const std::string& where) {
+  for (const ModelInfo* other : Models()) {
+    if (other->name == kind || !other->options || !model.contains(other->name)) continue;
+    other->options().Read(model[other->name], StrCat(where, ": model.", other->name));
+    model.erase(other->name);
+  }
+  if (kind == "two_tower" && model.value(kind, Json::object()).contains("match")) {
+    for (const char* of_one : {"head", "head_dims"}) model.erase(of_one);
+  }
+}
+
 void ReadTree(Experiment& experiment, Json tree, const std::string& where,
               const std::vector<std::string>& given) {
   const std::vector<std::string> assignments = Plain(given);
@@ -122,14 +135,16 @@ void ReadTree(Experiment& experiment, Json tree, const std::string& where,
   };
   kind = of_file("task.kind=",
                  [&] { return FindTask(kind.empty() ? experiment.task.kind : kind).name; });
+  std::string model_kind = Said(tree, assignments, "model", "kind");
+  if (model_kind.empty()) model_kind = FindTask(kind).models[0];
+  if (tree.is_object() && tree.contains("model") && tree["model"].is_object())
+    LeaveOutOtherKinds(tree["model"], model_kind, where);
   // A run that was begun has all settings in its record, and does not need the folder any more.
   const std::string from = begun ? "" : Said(tree, assignments, "", "from");
   if (!from.empty()) {
-    std::string model = Said(tree, assignments, "model", "kind");
-    if (model.empty()) model = FindTask(kind).models[0];
     Fields start;
     start.Group("model", experiment.model.Describe());
-    start.Read({{"model", StartingConfig(from, model)}}, from);
+    start.Read({{"model", StartingConfig(from, model_kind)}}, from);
   }
   if (!tree.is_null()) {
     if (tree.is_object() && tree.contains("task"))
@@ -321,17 +336,17 @@ std::string ExperimentToml(Experiment& experiment) {
 
 namespace {
 
-// The tokens that the folder's model knows, where the task reads text.
-void TakeTokenizer(Task& task, const std::string& from) {
-  const std::string path = from + "/tokenizer.json";
+// The tokens that the run's model knows, where the task reads text.
+void TakeTokenizer(Task& task, const std::string& run) {
+  const std::string path = run + "/tokenizer.json";
   if (!std::filesystem::exists(path)) return;
-  if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + from);
+  if (task.TakeTokenizer(LoadTokenizer(path))) Note("using the tokenizer of " + run);
 }
 
 // What the folder of a run says of its experiment; empty where it does not: it is no part of the
 // model.
-Json RecordOf(const std::string& from) {
-  const std::string path = from + "/experiment.json";
+Json RecordOf(const std::string& run) {
+  const std::string path = run + "/experiment.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return Json::object();
   try {
@@ -390,6 +405,23 @@ void RequireFiniteWeights(const Model& model, const std::string& from) {
 }
 
 }  // namespace
+
+std::string FolderOfRecord(const std::string& from) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::exists(from + "/trainer.json", ignored) ||
+      fs::exists(from + "/experiment.json", ignored))
+    return from;
+  const std::string run = fs::canonical(from, ignored).parent_path().string();
+  if (!fs::exists(run + "/experiment.json", ignored))
+    FailUsage(from, " is a checkpoint, and ", run, ", where its run would be, has no ",
+              "experiment.json, which says what its weights know; copy experiment.json and ",
+              "tokenizer.json of the run into the checkpoint");
+  return run;
+}
+
+ShapesOnly::ShapesOnly() : before_(ActiveDevice()) { SetActiveDevice(at::kMeta); }
+ShapesOnly::~ShapesOnly() { SetActiveDevice(before_); }
 
 DtypeChoice ChooseDtype(const Experiment& e, const Task& task) {
   constexpr double kLeast = 1e8, kMost = 2e9;  // operations of a product that is worth measuring
@@ -450,10 +482,17 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.task = experiment.task.Make();
   if (resume) out.task->LoadAssets(folder);
   const bool taking = !resume && !experiment.from.empty();
-  if (taking) TakeTokenizer(*out.task, experiment.from);
+  const std::string parent = taking ? FolderOfRecord(experiment.from) : "";
+  if (taking) TakeTokenizer(*out.task, parent);
+  if (out.task->CompletesFirst()) {
+    ModelConfig config = experiment.model;
+    out.task->Complete(config);
+    const ShapesOnly shapes;
+    MakeModel(config, uint64_t(experiment.seed));
+  }
   out.task->Prepare();
   const Json data = out.task->DataSummary();
-  if (taking) RefuseOtherIds(data, RecordOf(experiment.from), experiment.from);
+  if (taking) RefuseOtherIds(data, RecordOf(parent), experiment.from);
   if (data.contains("notes")) {
     for (const Json& note : data["notes"]) Note(note.get<std::string>());
   }
@@ -481,7 +520,7 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
   out.model = MakeModel(out.config, uint64_t(experiment.seed));
   if (experiment.dtype == "float64") out.model->to(at::kDouble);
   if (taking) {
-    const Json theirs = RecordOf(experiment.from);
+    const Json theirs = RecordOf(parent);
     const TransferReport report = TakeWeights(
         *out.model, experiment.from,
         {experiment.new_head, experiment.swap_attention, out.task->HasFirstIdsOf(TaskOf(theirs))});
@@ -501,6 +540,12 @@ Trained TrainExperiment(Experiment experiment, const std::string& folder, bool r
     if (begun.contains("dtype")) record["environment"]["dtype"] = begun["dtype"];
   }
   if (!why.empty()) record["environment"]["dtype"] = StrCat(experiment.dtype, ": ", why);
+  if (!resume && HoldsPretraining(folder)) {  // resumed before its second training
+    const Json begun = ReadCheckedJson(folder + "/experiment.json");
+    for (const std::string& change : CompareRuns(record, begun, RunDefaults(record), folder)) {
+      if (change.starts_with("train.")) Note("resumed with " + change);  // the others: Pretrain
+    }
+  }
   if (pretrains && (!resume || HoldsPretraining(folder))) {
     const Pretrained before =
         Pretrain(*out.task, *out.model, experiment.train, experiment.pretrain,

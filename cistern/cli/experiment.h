@@ -61,6 +61,18 @@ void ReadRunExperiment(Experiment& experiment, const std::string& folder,
 // TOML text of everything, ready to be edited and passed back.
 std::string ExperimentToml(Experiment& experiment);
 
+// Models that are made while it lives have shapes alone, and no memory for their weights.
+class ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+
+ private:
+  at::Device before_;
+};
+
 // float32 or bfloat16 for the linear maps of a run that leaves it open, and why. bfloat16 where
 // this machine's matrix products of the model's sizes are faster in it (measured, 0.3 s), so that
 // the same experiment may be trained in another dtype on another machine.
@@ -68,6 +80,10 @@ struct DtypeChoice {
   std::string dtype, why;
 };
 DtypeChoice ChooseDtype(const Experiment& experiment, const Task& task);
+
+// Where the record and the tokenizer of the weights in the folder `from` are: there, or, of a
+// checkpoint, in its run. UsageError: the run of a checkpoint is not there.
+std::string FolderOfRecord(const std::string& from);
 
 // Prepares the data, completes and checks the model's configuration, predicts the memory, trains
 // into `folder`.

@@ -77,6 +77,26 @@ TEST_F(FromTest, AnotherTaskBeginsWithTheWeightsAndTheTokenizer) {
   EXPECT_FALSE(fs::exists(folder_ / "seen"));
 }
 
+// A checkpoint has no tokenizer of its own.
+TEST_F(FromTest, ACheckpointKnowsTheTokensOfItsRun) {
+  const std::string out = folder_ / "rows", alone = folder_ / "alone/checkpoint-3";
+  const auto from = [&](const std::string& folder) {
+    return Small({"--data", folder_ / "rows.tsv", "--from", folder, "--out", out});
+  };
+  const Words vocabulary = {"--set", "task.vocab_size=280"};
+  Expect(from(folder_ / "mlm/checkpoint-3") + vocabulary, 2, {"task.vocab_size=280", "leave it"});
+  fs::create_directories(alone);
+  fs::copy(folder_ / "mlm/checkpoint-3", alone);
+  Expect(from(alone), 2, {alone + " is a checkpoint", "experiment.json", "copy"});
+  fs::copy(folder_ / "mlm/experiment.json", alone);
+  Expect(from(alone), 2, {"token ids of " + alone});
+  EXPECT_FALSE(fs::exists(out));
+  const Outcome o = Run(from(folder_ / "mlm/checkpoint-3"));
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.err, {"using the tokenizer of", "tensors taken"});
+  EXPECT_EQ(ReadFile(out + "/tokenizer.json"), ReadFile(folder_ / "mlm/tokenizer.json"));
+}
+
 TEST_F(FromTest, WhatDoesNotFitIsRefusedUnlessTold) {
   const std::string out = folder_ / "rows";
   const auto refused = [&](const Words& more, const std::vector<std::string>& parts) {

@@ -189,7 +189,7 @@ TEST_F(GenerateCliTest, StatesThatCannotBeUsed) {
   Expect(Generate({"--save-state", "/dev/full", "-n", "2"}), 1,
          {"cannot write /dev/full", "No space left on device"});
   for (const auto& entry : fs::directory_iterator(folder_.path())) {
-    EXPECT_EQ(entry.path().string().find(".tmp"), std::string::npos) << entry.path();
+    EXPECT_EQ(entry.path().filename().string().find(".tmp"), std::string::npos) << entry.path();
   }
 
   const std::string prompts = folder_ / "prompts.jsonl";

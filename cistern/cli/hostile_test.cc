@@ -51,8 +51,8 @@ TEST_F(HostileTest, AResumedRunTakesNoSettingThatWasUnset) {
   const Words resume = {"train", "--resume", "--out", run, "--threads", "1", "--steps", "5"};
   for (const char* s :
        {"model.layer_drop=0.5", "model.init.linear=xavier_uniform",
-        "model.decoder.attention_dropout=0.5", "model.layer_options.0.latte.dropout=published",
-        "model.attention_options.latte.dropout=published"}) {
+        "model.decoder.attention_dropout=0.5", "model.layer_options.0.latte.latents=8",
+        "model.attention_options.latte.latents=8"}) {
     ExpectRefused(Run(resume + Words{"--set", s}),
                   "was begun with " + std::string(s).substr(0, std::string(s).find('=')));
   }

@@ -8,6 +8,7 @@
 #include "cistern/base/error.h"
 #include "cistern/cli/command.h"
 #include "cistern/cli/info_experiment.h"
+#include "cistern/decode/lm_folder.h"
 #include "cistern/io/json_text.h"
 #include "cistern/kernels/isa.h"
 #include "cistern/models/model_state.h"
@@ -139,6 +140,7 @@ void PrintState(const StatefulModel& model) {
 }
 
 int PrintModel(const InfoArguments& a) {
+  ReadFolderConfig(a.folder);  // says what a folder lacks
   const auto model = LoadModel(a.folder);
   Json json = {{"folder", a.folder},
                {"model", model->config().Summary()},

@@ -11,22 +11,9 @@
 #include "cistern/base/format.h"
 #include "cistern/cli/experiment.h"
 #include "cistern/io/json_text.h"
-#include "cistern/tensors/device.h"
 
 namespace cistern::cli {
 namespace {
-
-// Shapes alone, while it lives.
-class ShapesOnly {
- public:
-  ShapesOnly() : before_(ActiveDevice()) { SetActiveDevice(at::kMeta); }
-  ~ShapesOnly() { SetActiveDevice(before_); }
-  ShapesOnly(const ShapesOnly&) = delete;
-  ShapesOnly& operator=(const ShapesOnly&) = delete;
-
- private:
-  at::Device before_;
-};
 
 // "layers.3.ffn.up_proj.weight" -> "layers.ffn": the part that a parameter is counted under.
 std::string PartOf(const std::string& name) {
@@ -96,7 +83,11 @@ int PrintExperiment(const std::string& file, bool as_json) {
   const bool known = !published.parameters.empty();
   const double printed = known ? PrintedSize(published, file, size) : 0;
   const int64_t rows = task->rows_of_batch(experiment.train.batch);
-  const int64_t bytes = EstimateRunBytes(config, rows, task->tokens_per_row(),
+  // Of images that are not at hand the model may know more than the task.
+  const int64_t length = experiment.task.kind == "image"
+                             ? std::max(task->tokens_per_row(), config.max_length)
+                             : task->tokens_per_row();
+  const int64_t bytes = EstimateRunBytes(config, rows, length,
                                          experiment.dtype == "float64" ? 8 : 4, experiment.train);
   if (as_json) {
     Json json = {{"file", file},
@@ -117,15 +108,15 @@ int PrintExperiment(const std::string& file, bool as_json) {
   if (known) {
     if (!published.relative_to.empty())
       std::printf(", %.4f of %s", printed, published.relative_to.c_str());
-    std::printf(" (%s says %s: %s)", published.source.c_str(), published.parameters.c_str(),
-                IsPrintedAs(printed, published.parameters) ? "the same" : "another size");
+    std::printf(
+        " (%s says %s: %s)", published.source.c_str(), published.parameters.c_str(),
+        IsPrintedAs(printed, published.parameters) ? "the same to its digits" : "another size");
   }
   std::printf("\n");
   for (const auto& [part, count] : size.parts)
     std::printf("  %-30s %12lld\n", part.c_str(), static_cast<long long>(count));
   std::printf("%-12s about %.2f GB for a training step of %lld rows of %lld tokens\n", "memory",
-              double(bytes) / 1e9, static_cast<long long>(rows),
-              static_cast<long long>(task->tokens_per_row()));
+              double(bytes) / 1e9, static_cast<long long>(rows), static_cast<long long>(length));
   if (const std::string line = published.Line(); !line.empty())
     std::printf("%-12s %s\n", "published", line.c_str());
   for (const std::string& difference : published.differences)

@@ -63,8 +63,11 @@ TEST_F(PretrainTest, AnInterruptedPretrainingGoesOn) {
   ASSERT_EQ(o.code, 130) << o;
   EXPECT_FALSE(fs::exists(cut + "/pretrain/result.json"));
   Expect(Command(cut, more), 2, {"already holds a run", "--resume"});
-  const Outcome rest = Run({"train", "--resume", "--out", cut, "--threads", "1", "--json"});
+  const Words resume = {"train", "--resume", "--out", cut, "--threads", "1", "--json", "--set"};
+  Expect(resume + Words{"train.ema=0.9"}, 2, {cut + " was begun with train.ema=0", "another run"});
+  const Outcome rest = Run(resume + Words{"train.patience=9"});
   ASSERT_EQ(rest.code, 0) << rest;
+  ExpectContains(rest.err, {"resumed with train.patience=9 (it was 0)"});
   EXPECT_EQ(Result(rest)["pretrained"]["steps"], 300);
   EXPECT_EQ(ReadFile(whole + "/model.safetensors"), ReadFile(cut + "/model.safetensors"));
   // A run that has ended is not pretrained again.
@@ -86,6 +89,10 @@ TEST_F(PretrainTest, WhatWasPretrainedBelongsToItsSettings) {
   refused("model.dim=16", {"model.dim=8", "another run"});
   refused("task.train_examples=30", {"begun with"});
   refused("pretrain.steps=9", {"pretrain.steps=6", "another run"});
+  refused("pretrain.objective=none", {"pretrain.objective"});
+  // What the pretraining itself knows nothing of.
+  refused("train.label_smoothing=0.2", {"train.label_smoothing=0", "another run"});
+  refused("model.pooling=cls", {"model.pooling=", "another run"});
   const std::string result = out + "/pretrain/result.json", good = ReadFile(result);
   std::string bad = good;
   bad[bad.find('6')] = '7';

@@ -92,6 +92,7 @@ TEST_F(ProcessesTest, GoOnAfterASignalAsIfThereHadBeenNone) {
   EXPECT_EQ(outcomes[0].code, 130) << outcomes[0];
   EXPECT_EQ(outcomes[1].code, 130) << outcomes[1];
   EXPECT_NE(outcomes[0].err.find("interrupted after step"), std::string::npos) << outcomes[0];
+  EXPECT_NE(outcomes[0].err.find(" --threads 1\n"), std::string::npos) << outcomes[0];
   // The second one does not need the folder.
   const Words resume = {"train", "--resume", "--threads", "1", "--out"};
   const auto resumed =

@@ -25,7 +25,7 @@ std::vector<Family> ConvLuna() {
           {"model.positions", "learned"}, {"model.activation", "gelu"}, {"model.bias", "true"},
           {"model.dropout", 0.}};
   const Settings replayed = {{"train.order", "replay"}};
-  const Settings bytes = replayed + Settings{{"task.length", 4000.}, {"task.pad_to", "length"}};
+  const Settings bytes = {{"task.length", 4000.}, {"task.pad_to", "length"}};
   // The output of the feed-forward is dropped, that of attention is not.
   const Settings dropped = {{"model.ffn_out_dropout", .1}};
   const auto stops = [](double every, double patience) {
@@ -34,13 +34,14 @@ std::vector<Family> ConvLuna() {
   std::vector<Family> families = {
       {"P000/", all},
       {"P000/text/", Sizes(4, 4, 128, 512) + Training(32, 25'000, .005, 8000, .01) +
-                         Dropouts(0, .1, .1) + dropped + bytes + stops(500, 25) +
+                         Dropouts(0, .1, .1) + dropped + bytes + replayed + stops(500, 25) +
                          Settings{{"task.kind", "classify"},
                                   {"task.valid_from", "test"},
                                   {"model.final_norm", "true"}}},  // 1.3: LN, then the mean
       {"P000/matching/", Sizes(4, 4, 128, 512) + Training(32, 30'000, .015, 8000, .04) +
                              Dropouts(0, .1, .1) + dropped + bytes + stops(500, 50) +
                              Settings{{"task.kind", "retrieval"},
+                                      {"train.order", "replay_drop_last"},
                                       {"train.eval_drop_last", "true"},
                                       {"model.final_norm", "false"},  // 1.3: no LN
                                       {"model.two_tower.match", "conv_luna"}}},
@@ -52,7 +53,7 @@ std::vector<Family> ConvLuna() {
                           Dropouts(0, 0, 0) + stops(500, 50) +
                           Settings{{"task.kind", "image"},
                                    {"task.scale", "conv_luna"},
-                                   {"train.order", "drop_last"},
+                                   {"train.order", "endless"},
                                    {"train.eval_drop_last", "true"}}}};
   for (const char* task : {"text", "matching", "listops", "cifar"}) {
     const bool conv = std::string(task) == "listops";
@@ -248,12 +249,20 @@ std::vector<Family> OthersCode() {
                          {"model.attention", "luna"},
                          {"model.embedding_norm", "true"},
                          {"model.final_norm", "false"},
-                         {"model.init.linear", "torch"},
-                         {"model.init.query_key", "xavier_uniform(0.70710678)"},
-                         {"model.init.value", "xavier_uniform(0.70710678)"},
-                         {"model.init.attention_out", "xavier_uniform"},
                          {"model.attention_options.luna.tie_kv", "false"},
                          {"model.attention_options.luna.slots", 128.}};
+  const Settings xavier = {{"model.init.linear", "torch"},
+                           {"model.init.query_key", "xavier_uniform(0.70710678)"},
+                           {"model.init.value", "xavier_uniform(0.70710678)"},
+                           {"model.init.attention_out", "xavier_uniform"}};
+  // --apply-bert-init of its commands: all but the memory.
+  Settings bert = {{"model.init.bias", "zeros"}};
+  for (const char* key : {"linear", "query_key", "value", "attention_out", "head", "embedding"})
+    bert.push_back({StrCat("model.init.", key), "normal(0.02)"});
+  // A byte of 0 is no padding.
+  const Settings black = {{"task.zero_is_padding", "false"},
+                          {"model.init.zero_pad_row", "default"},
+                          {"model.init.head_bias", "zeros"}};
   const Settings decays = {{"train.decay", "all"}};
   const Settings shuffled = {{"task.group_by_length", "false"}};
   // 4.6, and the warm-ups of its lra_config.py.
@@ -267,15 +276,16 @@ std::vector<Family> OthersCode() {
                {"train.warmup", 0.},   {"train.clip", 0.}};
   std::vector<Family> families = {
       {"luna/", luna},
-      {"luna/listops", Sizes(1, 8, 512, 2048) + Training(32, 5000, 1e-4, 1000, 1e-4) + decays},
+      {"luna/listops",
+       Sizes(1, 8, 512, 2048) + Training(32, 5000, 1e-4, 1000, 1e-4) + decays + bert},
       {"luna/text", Sizes(4, 4, 256, 1024) + Training(32, 20'000, 5e-5, 8000, 1e-4) + decays +
-                        shuffled + Settings{{"model.dropout", .3}}},
+                        bert + shuffled + Settings{{"model.dropout", .3}}},
       {"luna/retrieval", Sizes(4, 4, 128, 512) + Training(32, 20'000, 5e-4, 8000, 1e-4) + decays +
-                             Settings{{"model.two_tower.match", "luna"}}},
-      {"luna/image", Sizes(1, 8, 64, 128) + Training(256, 35'000, 5e-3, 4000, 0) +
+                             xavier + Settings{{"model.two_tower.match", "luna"}}},
+      {"luna/image", Sizes(1, 8, 64, 128) + Training(256, 35'000, 5e-3, 4000, 0) + xavier + black +
                          Settings{{"model.dropout", .3}, {"model.attention_dropout", .1}}},
       {"luna/pathfinder", Sizes(1, 4, 128, 128) + Training(512, 62'500, 1e-3, 4000, 0) +
-                              PathfinderImages() +
+                              PathfinderImages() + xavier + black +
                               Settings{{"model.dropout", .2}, {"model.pooling", "mean"}}},
       {"nystrom/", Sizes(2, 2, 64, 128) + Settings{{"train.optimizer", "adamw"},
                                                    {"train.schedule", "linear"},

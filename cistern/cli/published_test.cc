@@ -95,6 +95,51 @@ TEST_F(PublishedTest, AProtocolSaysWhatHoldsForEachTask) {
   ExpectContains(printed("d.toml", "[task]\nkind = \"classify\"\n"), {"length = 50"});
 }
 
+// A pair of texts has the head that the protocol says, in place of that of one text.
+TEST_F(PublishedTest, AProtocolSaysTheHeadOfPairs) {
+  const std::string root = std::getenv("CISTERN_SOURCE_DIR") + std::string("/configs/protocols/");
+  const std::string pair =
+      "[task]\nkind = \"retrieval\"\n[model]\ndim = 8\nheads = 2\nlayers = 1\nffn_dim = 16\n"
+      "vocab_size = 257\nclasses = 2\nattention = \"luna\"\n";
+  const auto size = [&](const std::string& protocol, const std::string& more = "") {
+    const std::string file =
+        File("pair.toml", StrCat("extends = \"", root, protocol, ".toml\"\n", pair, more));
+    const Outcome o = Run({"info", file, "--json"});
+    EXPECT_EQ(o.code, 0) << protocol << "\n" << o;
+    const Json parts = ParseJson(o.out, "stdout")["parts"];
+    int64_t head = 0;
+    for (const auto& [part, count] : parts.items()) {
+      if (part.starts_with("classifier")) head += count.get<int64_t>();
+    }
+    return head;
+  };
+  EXPECT_EQ(size("latte"), 33 * 8 + 9 * 2);
+  EXPECT_EQ(size("convluna"), 17 * 16 + 17 * 8 + 9 * 2);
+  EXPECT_EQ(size("luna"), 32 * 2);
+  EXPECT_EQ(size("nystrom"), 33 * 16 + 17 * 2);
+  EXPECT_EQ(size("lra"), 17 * 16 + 17 * 8 + 9 * 2);
+  EXPECT_EQ(size("latte", "[model.two_tower]\nmatch = \"luna\"\n"), 32 * 2);  // its own key
+  // What is asked for here still has to fit, and groups of other kinds are read.
+  const std::string file = File("own.toml", StrCat("extends = \"", root, "latte.toml\"\n", pair));
+  Expect({"train", file, "--set", "model.head=gelu"}, 2,
+         {"head=gelu", "two_tower.match", "head=relu where a file that is extended says it"});
+  Expect({"train", file, "--set", "model.encoder_classifier.channels=3"}, 2,
+         {"encoder_classifier", "two_tower"});
+  Expect({"info", File("typo.toml", "[task]\nkind = \"listops\"\n[model.two_tower]\nmach = 1\n")},
+         2, {"typo.toml: model.two_tower", "mach", "match"});
+}
+
+// Before the images are generated.
+TEST_F(PublishedTest, AModelThatCannotBeIsRefusedBeforeItsData) {
+  const std::string file =
+      File("path.toml",
+           "[task]\nkind = \"pathfinder\"\ninput = \"values\"\nexamples = 200000\n"
+           "[model.init]\nembedding = \"width_normal\"\n");
+  Expect({"train", file, "--out", folder_ / "run", "--threads", "1"}, 2,
+         {"init.embedding=width_normal fits no weight",
+          "set it to default where a file that is extended says it"});
+}
+
 TEST_F(PublishedTest, ChainsThatCannotBeRead) {
   const std::string circle = File("a.toml", "extends = \"b.toml\"\n");
   File("b.toml", "extends = \"a.toml\"\n");
@@ -147,6 +192,18 @@ TEST_F(PublishedTest, TheSizeOfAModelStandsBesideTheOnePrinted) {
   o = Run({"info", row("1.1K")});
   ExpectContains(o.out, {"1010 (Nobody Table 1 says 1.1K: another size)", "embed_tokens",
                          "Nobody Table 1, small: accuracy 41.5 +- 0.3"});
+}
+
+// Without the images the task takes them to be of 32 x 32 pixels.
+TEST_F(PublishedTest, RowsOfLargerImagesAreThoseOfTheModel) {
+  const Outcome o = Run({"info", File("vit.toml",
+                                      "[task]\nkind = \"image\"\ncolour = \"rgb\"\ninput = "
+                                      "\"values\"\npatch = 16\n[model]\ndim = 8\nlayers = 1\n"
+                                      "heads = 2\nffn_dim = 8\npositions = \"learned\"\n"
+                                      "max_length = 576\nclasses = 10\n[model.encoder_classifier]\n"
+                                      "input = \"values\"\nchannels = 768\n")});
+  ASSERT_EQ(o.code, 0) << o;
+  ExpectContains(o.out, {"rows of 576 tokens"});
 }
 
 TEST_F(PublishedTest, ASizeMayBePrintedRelativeToAnother) {

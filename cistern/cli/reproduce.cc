@@ -395,7 +395,9 @@ void AddReproduce(CLI::App& app, Run& run) {
                     "the same protocol with less data, smaller models and fewer steps; the report "
                     "says what is otherwise");
   command
-      ->add_option("--seeds", a->seeds, "runs of each cell; else the table's, with --small 1 but for tables with statistics")
+      ->add_option(
+          "--seeds", a->seeds,
+          "runs of each cell; else the table's, with --small 1 but for tables with statistics")
       ->check(CLI::Range(1, 1000));
   command->add_option("--rows", a->rows, "rows to run; none: all")->delimiter(',');
   command->add_option("--columns", a->columns, "columns to run; none: all")->delimiter(',');

@@ -119,6 +119,16 @@ std::vector<std::string> ColumnChanges(const Reproduction& r, size_t column) {
   return lines;
 }
 
+// What a run of a column does, and not its note: the source's may be another.
+bool ValidatesOnTest(const Reproduction& r, size_t column) {
+  return std::any_of(r.cells.begin(), r.cells.end(), [&](const ReproducedCell& cell) {
+    return cell.column == column &&
+           std::any_of(cell.settings.begin(), cell.settings.end(), [](const auto& setting) {
+             return setting.first.ends_with("valid_from") && setting.second == "test";
+           });
+  });
+}
+
 ResultCells StatisticsCells(const Reproduction& r, std::vector<std::string>* left_out) {
   ResultCells cells;
   for (size_t c = 0; c < r.table.columns.size(); ++c) {
@@ -388,8 +398,12 @@ std::vector<std::string> Remarks(const Reproduction& r) {
     if (!all.empty())
       lines.push_back(StrCat(r.table.columns[c].name, ", otherwise than the source's: ", all, "."));
   }
-  for (const TableColumn& c : r.table.columns) {
-    if (!c.note.empty()) lines.push_back(c.name + ": " + c.note);
+  for (size_t c = 0; c < r.table.columns.size(); ++c) {
+    const TableColumn& column = r.table.columns[c];
+    if (!column.note.empty()) lines.push_back(column.name + ": " + column.note);
+    if (ValidatesOnTest(r, c))
+      lines.push_back(column.name +
+                      ": the test rows choose the best model here, so its test is not honest.");
   }
   for (const TableRow& row : r.table.rows) {
     if (!row.note.empty()) lines.push_back(row.name + ": " + row.note);

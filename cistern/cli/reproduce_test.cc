@@ -184,6 +184,30 @@ TEST_F(ReproduceTest, MeansDeviationsAndGapsAreThoseOfTheRuns) {
   EXPECT_FALSE(fs::exists(out + "/cost"));
 }
 
+// Of the runs, which may do otherwise than the source.
+TEST_F(ReproduceTest, RunsThatValidateOnTheTestRows) {
+  std::string rows;
+  for (int i = 0; i < 40; ++i) rows += i % 2 == 0 ? "a\tgood one\n" : "b\tbad one\n";
+  File("experiments/text.toml",
+       StrCat("[task]\nkind = \"classify\"\ndata = \"", File("rows.tsv", rows),
+              "\"\ntokenizer = \"bytes\"\nvalid_from = \"test\"\n[model]\ndim = 8\nlayers = 1\n"
+              "heads = 2\nffn_dim = 8\n[train]\nsteps = 1\nbatch = 2\n"));
+  File("tables/share.toml", "[task]\nvalid_from = \"share\"\n");
+  File("tables/tiny.toml",
+       "title = \"T\"\nsource = \"T 2\"\nseeds = 1\n[[column]]\nname = \"Text\"\n"
+       "small = \"share.toml\"\n[[row]]\nname = \"Softmax\"\nfile = "
+       "\"../experiments/text.toml\"\n");
+  const std::string said = "Text: the test rows choose the best model here";
+  const auto says = [&](const Words& more) {
+    fs::remove_all(folder_ / "out");
+    const Outcome o = Run(Command(more));
+    EXPECT_EQ(o.code, 0) << o;
+    return ReadFile(folder_ / "out/table.md").find(said) != std::string::npos;
+  };
+  EXPECT_TRUE(says({}));
+  EXPECT_FALSE(says({"--small"}));
+}
+
 // The worse row stands first; the table is named from its own folder.
 TEST_F(ReproduceTest, TheBestRowHasTheLeastBits) {
   std::string text;

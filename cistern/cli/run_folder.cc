@@ -44,6 +44,7 @@ RunFolder OpenRun(const std::string& folder, bool skip_bad_rows,
     run.options.Describe().Read(TaskOptions::Recorded(experiment["task"], kind), path + ": task");
     run.data = experiment.value("data", Json::object());
   } else {
+    run.options.kind.clear();
     for (const char* task : {"mlm", "lm"}) {
       const std::vector<std::string>& models = FindTask(task).models;
       if (std::find(models.begin(), models.end(), run.config.kind) != models.end())

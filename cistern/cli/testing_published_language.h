@@ -20,6 +20,11 @@ inline std::vector<Family> LanguageModels() {
                        {"model.ffn_dropout", .1},
                        {"model.final_norm", "false"},
                        {"model.tie_embeddings", "true"},
+                       {"model.init.linear", "xavier_uniform"},  // adaptive projections
+                       {"model.init.ffn_up", "torch"},           // fairseq: nn.Linear as it is
+                       {"model.init.ffn_down", "torch"},
+                       {"model.init.bias", "torch"},
+                       {"model.init.attention_out_bias", "zeros"},
                        {"model.decoder_lm.embedding", "adaptive"},
                        {"model.decoder_lm.embedding_factor", 4.},
                        {"model.decoder_lm.adaptive_dropout", .2},
@@ -45,7 +50,9 @@ inline std::vector<Family> LanguageModels() {
           {"train.decay", "all"}, {"train.schedule", "polynomial"}, {"train.schedule_from", 0.},
           {"train.clip", 0.}};
   const Settings shuffled = {{"task.group_by_length", "false"}};
-  const Settings finetuned = roberta + shuffled + Settings{{"task.kind", "classify"}};
+  const Settings finetuned =
+      roberta + shuffled +
+      Settings{{"task.kind", "classify"}, {"model.head_dropout", 0.}};  // pooler_dropout
   std::vector<Family> families = {
       {"P003/lm/", lm + Settings{{"model.layers", 16.}}},
       {"P003/lm32/",
@@ -53,10 +60,12 @@ inline std::vector<Family> LanguageModels() {
       {"P003/lm/base", {{"model.attention_dropout", .1}}},
       {"P003/lm32/base", {{"model.attention_dropout", .1}}},
       // 4.10 leaves steps, warm-up and batch to fairseq's README: 2,048 rows, here in 128 parts.
-      {"P003/mlm/", roberta + Training(16, 125'000, 5e-4, 10'000, .01) +
-                        Settings{{"task.kind", "mlm"}, {"train.accumulate", 128.}}},
+      {"P003/mlm/",
+       roberta + Training(16, 125'000, 5e-4, 10'000, .01) +
+           Settings{{"task.kind", "mlm"}, {"model.head_bias", "true"}, {"train.accumulate", 128.}}},
       {"P003/sst2/", finetuned + Training(32, 20'935, 1e-5, 1256, .1)},
       {"P001/bert/", Settings{{"task.kind", "mlm"},
+                              {"model.head_bias", "true"},
                               {"task.length", 512.},
                               {"model.dropout", .1},
                               {"model.attention_dropout", .1},

@@ -21,10 +21,17 @@ inline std::vector<Family> Translators() {
                                                         {"train.label_smoothing", .1},
                                                         {"train.weight_decay", 0.},
                                                         {"train.clip", 0.}};
-  const Settings p003 = {{"model.norm", "post"},      {"train.schedule", "inverse_sqrt"},
-                         {"train.schedule_from", 0.},  // 4.9: fairseq's, which counts from 0
-                         {"train.beta1", .9},         {"train.beta2", .98},
-                         {"train.average_last", 5.},  {"task.beam", 5.},
+  const Settings p003 = {{"model.norm", "post"},
+                         {"train.schedule", "inverse_sqrt"},
+                         {"train.schedule_from", 0.},     // 4.9: fairseq's, which counts from 0
+                         {"model.init.ffn_up", "torch"},  // fairseq: nn.Linear as it is
+                         {"model.init.ffn_down", "torch"},
+                         {"model.init.bias", "torch"},
+                         {"model.init.attention_out_bias", "zeros"},
+                         {"train.beta1", .9},
+                         {"train.beta2", .98},
+                         {"train.average_last", 5.},
+                         {"task.beam", 5.},
                          {"task.length_penalty", .6}};
   // No source has the rate, the batch and the steps of P003: the files say so.
   Settings wmt14 =

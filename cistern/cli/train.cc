@@ -84,7 +84,7 @@ std::string TaskOf(const TrainArguments& a, const std::string& folder) {
 
 // The weights of `from` know the tokens of their folder: others cannot be asked for.
 void CheckTokens(const std::string& from, const std::vector<std::string>& set) {
-  const std::string path = from + "/tokenizer.json";
+  const std::string path = FolderOfRecord(from) + "/tokenizer.json";
   if (!std::filesystem::exists(path)) return;
   const auto tokenizer = LoadTokenizer(path);
   for (const std::string& s : set) {
@@ -212,11 +212,13 @@ int RunTrain(CLI::App& command, const TrainArguments& a) {
   const TrainResult& r = trained.result;
   if (!processes->first()) return r.interrupted ? 130 : 0;
   if (r.interrupted) {
+    const std::string threads =  // the last bits depend on them
+        command.count("--threads") > 0 ? StrCat(" --threads ", a.common.threads) : "";
     std::fprintf(stderr, "cistern: interrupted after step %ld; saved in %s", long(r.steps),
                  a.out.c_str());
     if (!a.part)
-      std::fprintf(stderr, "; to continue: cistern train --resume --out %s",
-                   ShellWord(a.out).c_str());
+      std::fprintf(stderr, "; to continue: cistern train --resume --out %s%s",
+                   ShellWord(a.out).c_str(), threads.c_str());
     std::fprintf(stderr, "\n");
     return 130;
   }

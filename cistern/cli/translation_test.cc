@@ -127,6 +127,26 @@ TEST_F(TranslationCliTest, ComparesMechanisms) {
   EXPECT_TRUE(fs::exists(out + "/report.html"));
 }
 
+TEST_F(TranslationCliTest, ALengthPenaltyWithoutBeamsIsNoted) {
+  const std::string note = "task.length_penalty=0.6 compares beams";
+  const Words set = {"--set", "task.length_penalty=0.6"}, beams = {"--set", "task.beam=2"};
+  const auto notes = [&](const Words& words) {
+    const Outcome o = Run(words);
+    EXPECT_EQ(o.code, 0) << o;
+    return o.err.find(note) != std::string::npos;
+  };
+  const Words train =
+      Words{"train", "--steps", "1"} + Small() + Words{"--data", folder_ / "pairs.tsv", "--out"};
+  EXPECT_TRUE(notes(train + Words{folder_ / "run"} + set));
+  EXPECT_FALSE(notes(train + Words{folder_ / "beams"} + set + beams));
+  WriteFileAtomically(folder_ / "few.tsv", "one\tuno\n");
+  for (const char* command : {"eval", "predict"}) {
+    const Words use = {command, folder_ / "beams", folder_ / "few.tsv"};
+    EXPECT_TRUE(notes(use + Words{"--set", "task.beam=1"})) << command;
+    EXPECT_FALSE(notes(use)) << command;
+  }
+}
+
 TEST_F(TranslationCliTest, WhatDoesNotFitIsRefused) {
   const std::string run = Trained();
   Expect({"eval", run, "--set", "task.length=9"}, 2,

@@ -20,8 +20,10 @@ class InterruptibleData {
   InterruptibleData(const InterruptibleData&) = delete;
   InterruptibleData& operator=(const InterruptibleData&) = delete;
 
-  static bool Stopped();  // one lives, and a signal has come; from any thread
-  static void Check();    // DataInterrupted where it is so
+  // One lives, and a signal has come; where none lives, a note says once what comes of the signal.
+  // From any thread.
+  static bool Stopped();
+  static void Check();  // DataInterrupted where it is so
 };
 
 }  // namespace cistern

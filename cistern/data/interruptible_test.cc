@@ -98,8 +98,12 @@ TEST_F(InterruptibleTest, TokensAndTokenizers) {
     EXPECT_THROW(BuildTokenFile(source, all, *tokenizer, tokens), DataInterrupted);
   }
   EXPECT_EQ(folder_.Count(), 1);
-  // Nobody asked for it any more: all is made.
+  // Nobody asked for it any more: all is made, and a note says so.
+  testing::internal::CaptureStderr();
   learn(TokenizerKind::kBpe);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "note: interrupted: the data at hand are made first; the same signal again ends at "
+            "once\n");
   BuildTokenFile(source, all, *tokenizer, tokens);
   EXPECT_EQ(TokenFile(tokens).size(), int64_t(text.size()));
   WritePackedPathfinder({32, 6}, 4, 3, folder_ / "a.pathfinder");

@@ -46,7 +46,7 @@ struct GenerateStats {
   int64_t prompt_tokens = 0, tokens = 0;  // over all rows
   double prompt_seconds = 0, seconds = 0;
   int64_t of_one_thread = 0;  // steps that one thread took alone, as the machine was busy
-  int64_t state_bytes = 0;  // at the end, of the whole batch
+  int64_t state_bytes = 0;    // at the end, of the whole batch
 };
 
 class Generator {

@@ -4,23 +4,31 @@
 #include <filesystem>
 
 #include "cistern/base/error.h"
+#include "cistern/base/subprocess.h"
 
 namespace cistern {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Where a user who named the folder above, which lacks a file, may have wanted to go.
-std::string ModelsInside(const std::string& folder, const std::string& lacks) {
+// Where a user who named the folder above, which lacks a file, may have wanted to go, or what is
+// still to be done there. A checkpoint is no model folder.
+std::string WhatIsInside(const std::string& folder, const std::string& lacks) {
   std::vector<std::string> found;
+  bool checkpoint = false;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
-    if (fs::exists(it->path() / "config.json", ignored) &&
+    const bool trains = fs::exists(it->path() / "trainer.json", ignored);
+    checkpoint = checkpoint || trains;
+    if (!trains && fs::exists(it->path() / "config.json", ignored) &&
         fs::exists(it->path() / "model.safetensors", ignored) &&
         fs::exists(it->path() / lacks, ignored))
       found.push_back(it->path().string());
   }
+  if (checkpoint && lacks != "tokenizer.json")
+    return StrCat("; this run has no model yet, as its first evaluation has not come: `cistern ",
+                  "train --resume --out ", ShellWord(folder), "` goes on");
   std::sort(found.begin(), found.end());
   std::string text;
   for (const std::string& f : found) text += (text.empty() ? "; model folders inside: " : ", ") + f;
@@ -32,7 +40,7 @@ void RequireFile(const std::string& folder, const std::string& name) {
   if (!fs::exists(fs::path(folder) / name, ignored)) {
     Fail(folder, " is not a model folder: it lacks ", name,
          " (a model folder holds config.json, model.safetensors and tokenizer.json)",
-         ModelsInside(folder, name));
+         WhatIsInside(folder, name));
   }
 }
 

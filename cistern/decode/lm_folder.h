@@ -14,9 +14,9 @@ struct LmFolder {
   std::shared_ptr<const Tokenizer> tokenizer;
 };
 
-// Errors name the missing file, and the model folders inside when there are some. A model of
-// another kind and a tokenizer of another size are refused. dtype "bfloat16": weights in float32,
-// for a BFloat16Decoding.
+// Errors name the missing file, and the model folders inside when there are some, or how a run
+// comes to its first model. A model of another kind and a tokenizer of another size are refused.
+// dtype "bfloat16": weights in float32, for a BFloat16Decoding.
 LmFolder OpenLmFolder(const std::string& folder, const std::string& dtype = "float32");
 
 // The config of any model folder, with the same errors about what is missing.

@@ -1,5 +1,8 @@
 #pragma once
-// A fresh folder in the temporary one, of a name that nobody else has, removed at the end.
+// A fresh folder in the temporary one, of a name that nobody else has, removed at the end; one that
+// a killed process left is a leftover (io/file_lock.h).
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +11,7 @@
 #include <system_error>
 
 #include "cistern/base/error.h"
+#include "cistern/io/file_lock.h"
 
 namespace cistern {
 
@@ -19,10 +23,11 @@ class ScratchFolder {
     const char* named = std::getenv("TMPDIR");
     CISTERN_CHECK(!error, "no folder for temporary files: TMPDIR=", named ? named : "", ": ",
                   error.message(), "; set TMPDIR to a folder that can be written");
-    std::string path = (parent / (name + "-" + std::string(6, 'X'))).string();  // for mkdtemp
-    CISTERN_CHECK(::mkdtemp(path.data()) != nullptr, "cannot create ", path, ": ",
-                  std::strerror(errno), "; TMPDIR names another place");
-    path_ = path;
+    do {
+      path_ = TemporaryName((parent / name).string());
+      if (::mkdir(path_.c_str(), 0700) == 0) return;
+    } while (errno == EEXIST);
+    Fail("cannot create ", path_, ": ", std::strerror(errno), "; TMPDIR names another place");
   }
   ~ScratchFolder() {
     std::error_code ignored;

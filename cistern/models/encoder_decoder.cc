@@ -104,7 +104,7 @@ ModelState EncoderDecoder::Encode(const at::Tensor& source, const ops::Mask& giv
       stream.memory = at::Tensor();
       break;
     case SourceMemory::kDecoder:
-      stream.memory = blocks[0]->cross().mechanism().InitialMemory();
+      stream.memory = blocks[0]->cross().InitialMemory(source.size(0));
       break;
     case SourceMemory::kEncoder:
       if (memory_norm_) stream.memory = memory_norm_->Forward(stream.memory);

@@ -9,8 +9,8 @@
 
 namespace cistern {
 
-// Hidden states to logits of tokens: with the embedding's own matrix (tie_embeddings) or with one of
-// its own, `lm_head.weight`; either may have a bias, `lm_head.bias`.
+// Hidden states to logits of tokens: with the embedding's own matrix (tie_embeddings) or with one
+// of its own, `lm_head.weight`; either may have a bias, `lm_head.bias`.
 class OutputLayer {
  public:
   // Registers what of lm_head it has in `owner`. embedding: [V,D].

@@ -239,7 +239,8 @@ class Drawer {
     for (const Key& key : Keys()) {
       const std::string& text = options_.*key.member;
       if (!text.empty() && text != "default" && used_.count(key.name) == 0)
-        FailUsage("init.", key.name, "=", text, " fits no weight of this ", kind, "; leave it out");
+        FailUsage("init.", key.name, "=", text, " fits no weight of this ", kind,
+                  "; leave it out, or set it to default where a file that is extended says it");
     }
   }
 

@@ -112,12 +112,12 @@ void TwoTower::Check(const ModelConfig& config) {
   Pooling::Check(config);
   if (config.head != HeadKind::kRelu)
     FailUsage("head=", NameOf(config.head, HeadKinds()),
-              " is of an encoder_classifier; the head of two_tower is two_tower.match, leave out "
-              "head");
+              " is of an encoder_classifier; the head of two_tower is two_tower.match: leave out "
+              "head, or set head=relu where a file that is extended says it");
   if (!config.head_dims.empty())
     FailUsage(
         "head_dims is of an encoder_classifier; the layers of two_tower.match are of ffn_dim "
-        "or dim, leave out head_dims");
+        "or dim: leave out head_dims, or set head_dims=[] where a file that is extended says it");
   const MatchKind match = OwnOptions<TwoTower>(config).match;
   if (config.head_dropout > 0 && match != MatchKind::kLuna)
     FailUsage("head_dropout=", config.head_dropout,

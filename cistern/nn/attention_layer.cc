@@ -392,13 +392,18 @@ Stream Moved(const Stream& stream, const ops::TokenMap& map) {
 
 }  // namespace
 
+at::Tensor AttentionLayer::InitialMemory(int64_t rows) const {
+  const MemoryMechanism* const core = mechanism_->memory_mechanism();
+  return core ? core->InitialMemoryOf(rows) : mechanism_->InitialMemory();
+}
+
 at::Tensor AttentionLayer::Extend(const Stream& stream, State& state, Handles* handles) {
   if (stream.mask.valid) {
     const ops::TokenMap front = RealTokensFirst(*mechanism_, stream);
     return front.Back(Extend(Moved(stream, front), state, handles), 1);
   }
   std::vector<at::Tensor> x = Project(stream, &state);
-  if (!mechanism_->dims().memory_given) Project(memory_, mechanism_->InitialMemory(), &x);
+  if (!mechanism_->dims().memory_given) Project(memory_, InitialMemory(stream.x.size(0)), &x);
   return Attend(Form::kCausal, x, &state, stream.mask, handles);
 }
 
@@ -406,7 +411,7 @@ void AttentionLayer::Write(const Stream& source, State& state) {
   if (source.mask.valid) return Write(Moved(source, RealTokensFirst(*mechanism_, source)), state);
   std::vector<at::Tensor> x = Project(source, nullptr, Side::kKey);
   if (!memory_.empty())
-    Project(memory_, source.memory.defined() ? source.memory : mechanism_->InitialMemory(), &x);
+    Project(memory_, source.memory.defined() ? source.memory : InitialMemory(source.x.size(0)), &x);
   InFullPrecision([&] { Running().Write(x, state, source.mask); });
   if (AttentionObserver* observer = AttentionObserver::Active())
     observer->Written(*this, Running(), x, source.mask);

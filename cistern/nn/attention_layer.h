@@ -85,6 +85,8 @@ class AttentionLayer : public torch::nn::Module {
   // state, and does not run.
   bool attends() const { return !tokens_.empty(); }
   const Mechanism& mechanism() const { return *mechanism_; }
+  // The learned one, as MemoryMechanism::InitialMemoryOf has it; undefined where there is none.
+  at::Tensor InitialMemory(int64_t rows) const;
   // Whether its tokens are read by linear maps alone, as they are given.
   bool ReadsByMaps() const;
 

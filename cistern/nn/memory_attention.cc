@@ -54,7 +54,7 @@ AttentionLayer::Attended MemoryAttention::Bidirectional(const Stream& stream, Ha
               "with lengths, or use a mechanism without a memory, such as latte");
   }
   const bool handed_on = mechanism().info().HandsOnMemory() && stream.memory.defined();
-  Project(memory_, handed_on ? stream.memory : mechanism().InitialMemory(), &x);
+  Project(memory_, handed_on ? stream.memory : InitialMemory(stream.x.size(0)), &x);
   at::Tensor heads = Merge(InFullPrecision([&] { return memory_mechanism_.Pack(x, stream.mask); }));
   // The memory goes on in the type of the weights: in float beside tokens in bfloat16.
   const auto type = memory_.front().map->weight.scalar_type();

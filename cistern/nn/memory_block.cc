@@ -10,7 +10,7 @@ MemoryBlock::MemoryBlock(const BlockOptions& options)
 Stream MemoryBlock::Bidirectional(Stream stream) {
   const ops::SumAndNorm in = BeforeAttention(stream.x);
   const at::Tensor memory =
-      stream.memory.defined() ? stream.memory : attention_->mechanism().InitialMemory();
+      stream.memory.defined() ? stream.memory : attention_->InitialMemory(stream.x.size(0));
   stream.x = in.norm;
   stream.memory = replaced_ ? memory : Before({memory, {}}, norm_.get()).norm;
   const AttentionLayer::Attended attended = attention_->Bidirectional(stream, &stream.handles);

@@ -7,6 +7,7 @@
 #include "cistern/base/error.h"
 #include "cistern/nn/block.h"
 #include "cistern/nn/positions.h"
+#include "cistern/ops/draws.h"
 
 namespace cistern {
 namespace {
@@ -298,6 +299,14 @@ TEST(MemoryStream, TheInitialMemoryIsDroppedInTraining) {
   const at::Tensor dropped = core.InitialMemory(), kept = dropped != 0;
   EXPECT_NEAR(kept.to(at::kDouble).mean().item<double>(), 0.75, 0.04);  // of 2,000: 4 deviations
   ExpectClose(dropped, memory / 0.75 * kept, 1e-15, "what is kept");
+  // Rows by draws of their own, by their number in the whole batch.
+  const auto from = [&](int64_t first_row, int64_t rows) {
+    const ops::DrawScope draws(7, first_row);
+    return layer->InitialMemory(rows);
+  };
+  const at::Tensor all = from(0, 4);
+  EXPECT_FALSE(at::equal(all[0], all[1]));
+  EXPECT_TRUE(at::equal(all.narrow(0, 2, 2), from(2, 2)));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "cistern/attention/testing_mechanisms.h"
 #include "cistern/base/error.h"
+#include "cistern/io/test_folder.h"
 #include "cistern/nn/attention_layer.h"
 
 namespace cistern {
@@ -79,11 +80,14 @@ TEST(PublishedDropout, OfLattesCausalLayer) {
   EXPECT_EQ(zeros(Through(*Layer("latte", {{"latents", 8}}, Form::kCausal, false, 0.25),
                           Form::kCausal, x)),
             0);
-  const auto both = Layer("latte", published, Form::kBidirectional, false, 0.25);
-  const at::Tensor trained = Through(*both, Form::kBidirectional, x);
-  both->eval();
-  ExpectClose(trained, Through(*both, Form::kBidirectional, x), 1e-12,
-              "bidirectional: nothing is dropped");
+  const auto message = [&](Form form, double dropout) {
+    return ErrorMessage([&] { Layer("latte", published, form, false, dropout); });
+  };
+  // Where it would drop nothing, it is refused.
+  ExpectContains(message(Form::kBidirectional, 0.25),
+                 {"bidirectional form with dropout=published", "attention_dropout=0.25"});
+  ExpectContains(message(Form::kCross, 0.25), {"cross", "dropout=weights"});
+  ExpectContains(message(Form::kCausal, 0), {"dropout=published", "attention_dropout"});
   causal->eval();
   EXPECT_EQ(zeros(Through(*causal, Form::kCausal, x)), 0);
   // The output's mask scales what stays by 1 / (1 - p): the mean of many draws is the whole. The

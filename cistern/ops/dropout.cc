@@ -89,13 +89,6 @@ at::Tensor Dropout(const at::Tensor& x, const DropoutDraw& draw) {
   return draw.Any() ? dropout::Dropped(x, {}, draw) : x;
 }
 
-at::Tensor DropoutOfShared(const at::Tensor& x, double rate, bool training) {
-  if (!training || rate <= 0) return x;
-  DropoutDraw draw = DrawDropout(rate);
-  draw.first_row = 0;
-  return dropout::Dropped(x, {}, draw);
-}
-
 at::Tensor DropoutOfTokens(const at::Tensor& x, const at::Tensor& tokens, int64_t tokens_per_row,
                            double rate, bool training) {
   if (!training || rate <= 0) return x;

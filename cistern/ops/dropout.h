@@ -15,9 +15,6 @@ at::Tensor Dropout(const at::Tensor& x, double rate, bool training);
 // The same of a draw that was made before; x itself where it drops nothing.
 at::Tensor Dropout(const at::Tensor& x, const DropoutDraw& draw);
 
-// The same of what all rows of a batch share, such as an initial memory [1,M,D].
-at::Tensor DropoutOfShared(const at::Tensor& x, double rate, bool training);
-
 // The same of some tokens of a batch: x [N,D] of the tokens numbered tokens [N] int64 among the
 // batch's B T, of T a row. What is dropped of token t of a row does not depend on T.
 at::Tensor DropoutOfTokens(const at::Tensor& x, const at::Tensor& tokens, int64_t tokens_per_row,

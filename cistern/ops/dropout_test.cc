@@ -53,22 +53,19 @@ TEST(DropoutOp, NothingToDrop) {
   const at::Tensor x = at::randn({3, 4});
   EXPECT_TRUE(Dropout(x, 0.5, false).is_same(x));
   EXPECT_TRUE(Dropout(x, 0, true).is_same(x));
-  EXPECT_TRUE(DropoutOfShared(x, 0.5, false).is_same(x));
   EXPECT_TRUE(DropoutOfTokens(x, at::arange(3), 2, 0, true).is_same(x));
   EXPECT_EQ(Dropout(at::empty({0, 4}), 0.5, true).size(0), 0);
   EXPECT_TRUE(Dropout(at::empty({2, 4}, at::kMeta), 0.5, true).is_meta());
   EXPECT_EQ(Dropout(x, 1, true).count_nonzero().item<int64_t>(), 0);
 }
 
-TEST(DropoutOp, SharedHasNoRowAndTokensHaveTheirOwn) {
+TEST(DropoutOp, TokensHaveRowsOfTheirOwn) {
   const at::Tensor x = at::ones({3, 50}, at::kDouble);
   const std::vector<int64_t> tokens = {0, 7, 2};
   const auto at_row = [&](int64_t row, auto&& run) {
     const DrawScope scope(11, row);
     return run();
   };
-  const auto shared = [&] { return DropoutOfShared(x, 0.5, true); };
-  EXPECT_TRUE(at_row(0, shared).equal(at_row(3, shared)));
   const auto some = [&] { return DropoutOfTokens(x, at::tensor(tokens), 8, 0.5, true); };
   const DrawScope scope(11);
   constexpr int64_t kToken = int64_t{1} << 32;

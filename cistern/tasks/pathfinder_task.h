@@ -30,6 +30,7 @@ class PathfinderTask : public ClassTask {
   void Prepare() override;
   Json DataSummary() const override;
   void Complete(ModelConfig& config) const override;
+  bool CompletesFirst() const override { return options_.data.empty(); }
   int64_t tokens_per_row() const override { return options_.pixels.Tokens(shape_); }
   int64_t train_rows() const override { return int64_t(split_[0].size()); }
   Batch TrainBatch(uint64_t seed, int64_t step, int64_t rows) const override;

@@ -84,6 +84,8 @@ class Task {
 
   // Sets what the data decides: vocab_size, classes, max_length. After Prepare or LoadAssets.
   virtual void Complete(ModelConfig& config) const = 0;
+  // Whether it does so before Prepare as well, so that a model that cannot be is refused first.
+  virtual bool CompletesFirst() const { return false; }
   virtual int64_t tokens_per_row() const = 0;  // longest row, for the memory estimate
   // Of them in one sequence: what the model's max_length has to be.
   virtual int64_t tokens_per_sequence() const { return tokens_per_row(); }

@@ -9,6 +9,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/base/progress.h"
+#include "cistern/base/terminal.h"
 #include "cistern/tasks/idle_keys.h"
 #include "cistern/tasks/lm_blocks.h"
 #include "cistern/tasks/row_batch.h"
@@ -119,6 +120,12 @@ TranslationTask::TranslationTask(const Options& options, const std::string&) : o
         "out group_by_length=false");
   CheckTargets("valid", options_.valid, options_.valid_target);
   CheckTargets("test", options_.test, options_.test_target);
+}
+
+std::string TranslationTask::IdlePenalty() const {
+  if (options_.beam > 1 || options_.length_penalty == Options().length_penalty) return "";
+  return StrCat("task.length_penalty=", options_.length_penalty,
+                " compares beams, and task.beam=1 has no others: it has no effect");
 }
 
 const Metric& TranslationTask::metric() const {
@@ -273,6 +280,7 @@ void TranslationTask::Prepare() {
   unigram_nats_.clear();
   for (const double n : counts) unigram_nats_.push_back(-std::log(n / total));
   notes_.clear();
+  if (const std::string idle = IdlePenalty(); !loaded_ && !idle.empty()) notes_.push_back(idle);
   if (too_long_ > 0)
     notes_.push_back(StrCat(too_long_, " training pairs with more than task.length=",
                             options_.length, " tokens on a side were left out"));
@@ -317,6 +325,7 @@ void TranslationTask::SaveAssets(const std::string& folder) const {
 
 void TranslationTask::LoadAssets(const std::string& folder) {
   loaded_ = true;
+  if (const std::string idle = IdlePenalty(); !idle.empty()) Note(idle);
   tokenizer_ = LoadTokenizer(folder + "/tokenizer.json");
   token_bytes_ = TokenBytes(*tokenizer_);
   token_bytes_.push_back(0);

@@ -87,6 +87,7 @@ class TranslationTask : public Task {
   PairFiles Files(const std::string& source, const std::string& target) const;
   std::vector<SentencePair> ReadPairs(const PairFiles& files, const char* what);
   void RefuseIdleKeys() const;
+  std::string IdlePenalty() const;  // a note where length_penalty has no effect; else empty
   void LearnTokenizer(const std::vector<SentencePair>& train);
   Examples Encoded(const std::vector<SentencePair>& pairs) const;
   Examples WithoutLong(const Examples& all);

@@ -73,7 +73,7 @@ class Optimizer {
   // decides. With gradients set aside, these are added first.
   double Step(double lr, double clip);
   // Takes the gradients away, clipped to `clip` by their own norm, until Step: gradients of single
-  // batches, of which one update is made (optax's MultiSteps around clip_by_global_norm). Returns
+  // batches, of which one update is made (optax's chain(clip_by_global_norm, MultiSteps)). Returns
   // the norm; where it is not finite nothing is taken.
   double SetAside(double clip);
   // The first parameter whose value, or whose gradient, is not finite; empty when all are.

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -195,6 +197,25 @@ TEST(RunCopy, TheOthersGetTheFilesOfTheFirst) {
   EXPECT_NE(copies[0], copies[1]);
   for (const std::string& path : copies) EXPECT_FALSE(std::filesystem::exists(path));
   EXPECT_TRUE(std::filesystem::exists(run + "/lock"));
+}
+
+TEST(RunCopy, WhatAKilledProcessLeftGoes) {
+  const TestFolder folder;
+  const std::string ours = StrCat(".tmp-", ::getpid(), "-");
+  std::string left;
+  const Texts errors = Together(2, [&](const std::shared_ptr<Processes>& p) {
+    if (p->first()) return;
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(0);
+    ::waitpid(child, nullptr, 0);
+    left = RunCopy(*p, "", false).path();
+    left.replace(left.find(ours), left.npos, StrCat(".tmp-", child, "-0"));
+    EnsureDirectory(left + "/checkpoint-3");
+    const RunCopy next(*p, "", false);
+    EXPECT_FALSE(std::filesystem::exists(left)) << left;
+    EXPECT_TRUE(std::filesystem::exists(next.path()));
+  });
+  EXPECT_EQ(errors, Texts(2));
 }
 
 // What each of two processes says, of an experiment and a first batch.

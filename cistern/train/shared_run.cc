@@ -1,6 +1,7 @@
 #include "cistern/train/shared_run.h"
 
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "cistern/base/error.h"
 #include "cistern/base/hash.h"
 #include "cistern/io/atomic_file.h"
+#include "cistern/io/file_lock.h"
 #include "cistern/train/run_state.h"
 
 namespace cistern {
@@ -31,13 +33,24 @@ std::vector<std::string> FilesOf(const std::string& folder) {
   return files;
 }
 
+// Processes of another machine that has the same temporary folder are not dead where this one does
+// not know their numbers.
+std::string HostName() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  return host;
+}
+
 }  // namespace
 
 RunCopy::RunCopy(const Processes& processes, const std::string& folder, bool filled)
     : path_(folder) {
   if (processes.alone()) return;
   if (!processes.first()) {
-    scratch_ = std::make_unique<ScratchFolder>("cistern-run");
+    const std::string name = "cistern-run-" + HostName();
+    std::error_code ignored;
+    RemoveLeftovers(fs::temp_directory_path(ignored).string(), name);
+    scratch_ = std::make_unique<ScratchFolder>(name);
     path_ = scratch_->path();
   }
   if (!filled) return;

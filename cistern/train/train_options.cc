@@ -7,7 +7,8 @@ namespace cistern {
 const EnumNames<BatchOrder>& BatchOrders() {
   static const EnumNames<BatchOrder> names = {{BatchOrder::kEndless, "endless"},
                                               {BatchOrder::kDropLast, "drop_last"},
-                                              {BatchOrder::kReplay, "replay"}};
+                                              {BatchOrder::kReplay, "replay"},
+                                              {BatchOrder::kReplayDropLast, "replay_drop_last"}};
   return names;
 }
 
@@ -20,7 +21,8 @@ Fields TrainOptions::Describe() {
         {1, 1 << 20});
   f.Add("order", &order,
         "of a task's rows: endless (a batch may span two epochs), drop_last (an epoch's last, "
-        "smaller batch is left out), replay (and all epochs have the same batches: P000)",
+        "smaller batch is left out), replay (all epochs have the batches of the first, the smaller "
+        "one as well: P000's text and ListOps), replay_drop_last (without it: P000's matching)",
         BatchOrders());
   f.Add("parallel", &parallel,
         "how threads share a step: each takes some rows of the batch, or all share each operation; "
@@ -55,9 +57,9 @@ Fields TrainOptions::Describe() {
         {0.0, 1.0});
   optimizer.AddTo(f);
   f.Add("clip", &clip, "largest global gradient norm; 0: no clipping", {0.0, 1e9});
-  f.Add(
-      "clip_each", &clip_each,
-      "clip the gradients of each of the accumulated batches, not their mean (optax's MultiSteps)");
+  f.Add("clip_each", &clip_each,
+        "clip the gradients of each of the accumulated batches, not their mean (optax's "
+        "chain(clip_by_global_norm, MultiSteps(...)))");
   f.Add("ema", &ema,
         "decay of a moving average of the weights, which is evaluated and saved; 0: none",
         {0.0, 0.9999999});

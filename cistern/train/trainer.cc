@@ -94,6 +94,9 @@ std::atomic<bool> continued{false};
 // Seconds until the first checkpoint by the clock: a short run that fails should lose little.
 constexpr double kFirstCheckpoint = 30;
 
+// Of a pause, in seconds: SIGCONT comes without one, too, as by timeout(1).
+constexpr double kLeastPause = 0.5;
+
 }  // namespace
 
 void CheckSuits(const TrainOptions& options, const Task& task, const Model& model) {
@@ -198,13 +201,17 @@ double Trainer::Width() const {
 Batch Trainer::TrainBatch(int64_t index) const {
   if (options_.order == BatchOrder::kEndless) return task_.TrainBatch(seed_, index, options_.batch);
   constexpr uint64_t kEpochs = 0xe90c;
-  const int64_t batches = task_.train_rows() / options_.batch, epoch = index / batches;
+  const int64_t whole = task_.train_rows() / options_.batch,
+                rest =
+                    options_.order == BatchOrder::kReplay ? task_.train_rows() % options_.batch : 0,
+                batches = whole + (rest > 0 ? 1 : 0), epoch = index / batches;
   uint64_t seed = seed_;
   if (options_.order == BatchOrder::kDropLast && epoch > 0) {
     const auto words = Philox(seed_, kEpochs, uint64_t(epoch));
     seed = uint64_t(words[0]) << 32 | words[1];
   }
-  return task_.TrainBatch(seed, index % batches, options_.batch);
+  const Batch batch = task_.TrainBatch(seed, index % batches, options_.batch);
+  return index % batches < whole ? batch : batch.Rows(0, rest).WithoutPadding();
 }
 
 Trainer::StepOutcome Trainer::Step() {
@@ -388,7 +395,12 @@ TrainResult Trainer::Run() {
   if (const std::string problem = resumed_ ? LogProblem(folder_) : ""; !problem.empty())
     Note(problem);
   lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
+  bool averaged_is_there = false;  // in TensorBoard's files: of a run that had ended
   if (resumed_) {
+    ForEachLogLine(folder_, [&](const Json& line) {
+      averaged_is_there = averaged_is_there || (line.value("event", Json()) == "averaged" &&
+                                                line.value("step", Json()) == state_.step);
+    });
     lines_->Cut(state_.log_bytes);
     TakeRates();
   }
@@ -397,8 +409,8 @@ TrainResult Trainer::Run() {
   log_ = [&](const Json& line) {
     lines_->Write(line);
     const std::string event = line.at("event");
-    const std::string group = event == "valid" || event == "averaged" ? "valid/" : "train/";
-    if (!line.contains("step")) return;
+    const std::string group = event == "valid" || event == "averaged" ? event + "/" : "train/";
+    if (!line.contains("step") || (event == "averaged" && averaged_is_there)) return;
     for (const auto& [key, value] : line.items()) {
       if (value.is_number() && key != "step")
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());
@@ -454,10 +466,12 @@ TrainResult Trainer::Run() {
     continued = false;
     const double begin = Now();
     const StepOutcome out = Step();
-    const double paused = continued && step_seconds_ > 0 ? Now() - begin - seconds : 0;
-    if (paused <= 0) seconds = Now() - begin;
+    const double taken = Now() - begin, paused = taken - seconds;
+    const bool pause =
+        continued && step_seconds_ > 0 && paused > std::max(kLeastPause, 2 * seconds);
+    if (!pause) seconds = taken;
     state_.trained_seconds += seconds;
-    if (paused > 0) {
+    if (pause) {
       log_({{"event", "paused"}, {"step", state_.step}, {"paused_seconds", paused}});
       Note(StrCat("paused for ", Fixed(paused, 1), " s at step ", state_.step,
                   ", which are not counted"));

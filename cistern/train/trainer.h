@@ -31,11 +31,12 @@ namespace cistern {
 
 // The order of training batches, of tasks whose training data are rows.
 enum class BatchOrder {
-  kEndless,   // an epoch's last batch takes its missing rows from the next epoch
-  kDropLast,  // they are left out; every epoch has an order of its own
-  kReplay     // left out, and every epoch has the batches of the first one in their order
+  kEndless,        // an epoch's last batch takes its missing rows from the next epoch
+  kDropLast,       // it is left out where rows are missing; every epoch has an order of its own
+  kReplay,         // every epoch has the batches of the first one in their order, the last smaller
+  kReplayDropLast  // the same without that one
 };
-const EnumNames<BatchOrder>& BatchOrders();  // endless, drop_last, replay
+const EnumNames<BatchOrder>& BatchOrders();  // endless, drop_last, ...
 
 struct TrainOptions {
   int64_t steps = 0;   // updates; 0 with seconds = 0: 1,000

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <thread>
 
 #include "cistern/base/error.h"
@@ -155,7 +156,7 @@ TEST_F(TrainerTest, APauseIsNoTraining) {
   model->parameters()[0].register_hook([&](const at::Tensor&) {
     if (++steps != 3) return;
     std::raise(SIGCONT);  // as at the end of a pause
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    std::this_thread::sleep_for(std::chrono::milliseconds(800));
   });
   Trainer trainer(model, *task_, train_, 7, folder_ / "run", Json::object(), false);
   trainer.Run();
@@ -167,6 +168,42 @@ TEST_F(TrainerTest, APauseIsNoTraining) {
     EXPECT_GT(line.at("paused_seconds").get<double>(), 0);
   }
   EXPECT_EQ(pauses, 1);
+}
+
+// As timeout(1) sends it, after another signal.
+TEST_F(TrainerTest, ASignalToGoOnIsNoPause) {
+  const auto model = MakeModel(config_, 3);
+  int steps = 0;
+  model->parameters()[0].register_hook([&](const at::Tensor&) {
+    std::raise(SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20) * ++steps);  // longer than the last
+  });
+  Trainer trainer(model, *task_, train_, 7, folder_ / "run", Json::object(), false);
+  trainer.Run();
+  for (const Json& line : ReadJsonl(folder_ / "run/metrics.jsonl"))
+    EXPECT_NE(line.at("event"), "paused") << line;
+}
+
+// TensorBoard has one point of it, however often the run that had ended is resumed.
+TEST_F(TrainerTest, TheMeanOfTheLastEvaluationsIsShownOnce) {
+  train_.average_last = 2, train_.eval_every = 2;
+  const auto points = [&](const std::string& tag) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "run")) {
+      if (!entry.path().filename().string().starts_with("events")) continue;
+      const std::string bytes = ReadFile(entry.path().string());
+      for (size_t at = bytes.find(tag); at != bytes.npos; at = bytes.find(tag, at + 1)) ++count;
+    }
+    return count;
+  };
+  Trained("run");
+  for (int time = 0; time < 2; ++time) {
+    EXPECT_EQ(points("averaged/accuracy"), 1);
+    EXPECT_EQ(points("valid/accuracy"), 2);
+    Trainer again(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run", Json::object(), false);
+    again.Resume();
+    EXPECT_TRUE(again.Run().had_ended);
+  }
 }
 
 // A checkpoint of an earlier version does not say at which step the run was measured last.

@@ -226,6 +226,7 @@ class Asked : public Task {
  public:
   explicit Asked(const Task& task, int64_t rows) : task_(task), rows_(rows) {}
   mutable std::vector<std::pair<uint64_t, int64_t>> batches;  // seed and step
+  mutable std::atomic<int64_t> trained{0};                    // rows
 
   void SaveAssets(const std::string& folder) const override { task_.SaveAssets(folder); }
   void LoadAssets(const std::string&) override {}
@@ -239,6 +240,7 @@ class Asked : public Task {
   }
   int64_t train_rows() const override { return rows_; }
   at::Tensor Loss(Model& model, const Batch& batch, double smoothing) const override {
+    trained += batch.rows;
     return task_.Loss(model, batch, smoothing);
   }
   std::unique_ptr<BatchReader> Read(Split split, const ReadOptions& options) const override {
@@ -317,23 +319,26 @@ TEST_F(TrainerTest, TenEvaluationsInARun) {
 TEST_F(TrainerTest, OrderOfBatches) {
   train_.steps = 12, train_.eval_every = 12, train_.batch = 6;
   using Batches = std::vector<std::pair<uint64_t, int64_t>>;
-  const auto asked = [&](BatchOrder order) {
+  const auto asked = [&](BatchOrder order, int64_t rows = 12 * 6) {
     train_.order = order;
     const Asked task(*task_, 29);  // four batches of six an epoch, five rows are left
     const auto model = MakeModel(config_, 3);
     Trainer trainer(model, task, train_, 7, folder_ / NameOf(order, BatchOrders()), Json::object(),
                     false);
     trainer.Run();
+    EXPECT_EQ(task.trained, rows);
     Batches first(task.batches.begin(), task.batches.begin() + 12);
     return first;
   };
-  Batches endless, replayed;
+  Batches endless, replayed, whole;
   for (int64_t i = 0; i < 12; ++i) {
     endless.emplace_back(7, i);
-    replayed.emplace_back(7, i % 4);
+    replayed.emplace_back(7, i % 5);
+    whole.emplace_back(7, i % 4);
   }
   EXPECT_EQ(asked(BatchOrder::kEndless), endless);
-  EXPECT_EQ(asked(BatchOrder::kReplay), replayed);
+  EXPECT_EQ(asked(BatchOrder::kReplay, 29 + 29 + 2 * 6), replayed);
+  EXPECT_EQ(asked(BatchOrder::kReplayDropLast), whole);
   const Batches dropped = asked(BatchOrder::kDropLast);
   for (size_t i = 0; i < 12; ++i) {
     EXPECT_EQ(dropped[i].second, int64_t(i % 4));

@@ -80,7 +80,8 @@ class Block(nn.Module):
     # Latents in the place of the tokens, which become their source.
     def _to_latents(self, attention: Attention, stream: Stream) -> Stream:
         if stream.source is None:
-            latents = attention.core.initial_memory().expand(stream.x.shape[0], -1, -1)
+            rows = stream.x.shape[0]
+            latents = attention.core.initial_memory(rows).expand(rows, -1, -1)
             positions = torch.arange(latents.shape[1], device=latents.device).unsqueeze(0)
             stream = Stream(latents, positions, memory=stream.memory,
                             source=(stream.x, stream.lengths, stream.positions))
@@ -105,7 +106,8 @@ class Block(nn.Module):
             return stream._replace(x=self._add(x, y, "attention_norm"), handles=left), state
         given = None
         if self.memory_use in ("stream", "replaced"):
-            memory = attention.core.initial_memory() if memory is None else memory
+            if memory is None:
+                memory = attention.core.initial_memory(h.shape[0])
             given = self._before(memory, "memory_norm") if self.memory_use == "stream" else memory
         y, packed, left = attention._attend(h, memory=given, leave=self.leaves, **mask)
         if self.memory_use == "replaced":

@@ -298,11 +298,14 @@ class Core(nn.Module):
         each of `packed_projections`."""
         return self._run_memory("unpack", (*x, *packed), lengths)
 
-    def initial_memory(self) -> Tensor:
+    def initial_memory(self, rows: int = 1) -> Tensor:
         """The learned memory or latents before the first layer, [1, M, dim]; in training with the
-        dropout that the mechanism's options ask for."""
+        dropout that the mechanism's options ask for, [rows, M, dim], each row by draws of its
+        own."""
         memory = torch.ops.cistern.initial_memory(self.weights(), self.spec)
-        return F.dropout(memory, self.memory_dropout, self.training)
+        if not self.training or self.memory_dropout <= 0:
+            return memory
+        return F.dropout(memory.expand(rows, -1, -1), self.memory_dropout)
 
     def empty_state(self, batch: int, like: Tensor) -> State:
         """The state of `batch` rows in which nothing is written, in the type and on the device of

@@ -309,7 +309,7 @@ class Attention(nn.Module):
                 self._project(x, sides)[0]))
         keys = [t for side, t in parts if side == "key"]
         slots = self._of_memory(core.memory_projections,
-                                core.initial_memory() if memory is None else memory)
+                                core.initial_memory(x.shape[0]) if memory is None else memory)
         heads = core.pack(*keys, *slots, lengths=lengths)
         found = self._packed(heads).unflatten(-1, (core.heads, -1)).transpose(1, 2)
         packed = core.update(*keys, *slots, packed=found, lengths=lengths)
@@ -359,7 +359,7 @@ class Attention(nn.Module):
                 f"[{core.mechanism}] has one memory for each row, and every document needs its "
                 "own: give each document a row")
         if one_memory and core.memory_use == "latents":
-            latents = core.initial_memory() if memory is None else memory
+            latents = core.initial_memory(x.shape[0]) if memory is None else memory
             latents = latents.expand(x.shape[0], -1, -1)
             parts = self._project(latents, ("query",))[0] + self._project(x, ("key",))[0]
             return self._merge(core._run("cross", parts, lengths=lengths)[0]), None, None
@@ -369,13 +369,13 @@ class Attention(nn.Module):
         parts, _ = self._project(x, ("query", "key"), self._positions(x, positions, starts), starts,
                                  lengths, conv)
         parts, left = self._share(parts, handles, leave)
-        return self._merge(core(*parts, *self._own_memory(), lengths=lengths,
+        return self._merge(core(*parts, *self._own_memory(x.shape[0]), lengths=lengths,
                                 starts=starts)), None, left
 
     # The tensors of a memory that is the same in every layer, if there is one.
-    def _own_memory(self) -> list[Tensor]:
+    def _own_memory(self, rows: int) -> list[Tensor]:
         needed = self.core.memory_projections
-        return self._of_memory(needed, self.core.initial_memory()) if needed else []
+        return self._of_memory(needed, self.core.initial_memory(rows)) if needed else []
 
     def forward(
         self,
@@ -503,7 +503,8 @@ class Attention(nn.Module):
         parts, conv = self._project(x, ("query", "key"), self._positions(x, positions, starts),
                                     starts, lengths, state.get("conv"))
         parts, left = self._share(parts, handles, return_handles)
-        y, after = self.core.extend(*parts, *self._own_memory(), state=state, lengths=lengths,
+        memory = self._own_memory(x.shape[0])
+        y, after = self.core.extend(*parts, *memory, state=state, lengths=lengths,
                                     starts=starts)
         if conv is not None:
             after["conv"] = conv
@@ -534,7 +535,7 @@ class Attention(nn.Module):
                 "rotary positions of a later piece have to be given: write(source, state, "
                 "positions=...)")
         return self.core.write(*self._project(source, ("key", ), positions)[0],
-                               *self._own_memory(), state=state, lengths=lengths)
+                               *self._own_memory(source.shape[0]), state=state, lengths=lengths)
 
     def read(self, x: Tensor, state: State, *, positions: Tensor | None = None) -> Tensor:
         """Cross: x [B, T, dim] reads what was written. With rotary positions give those of x,

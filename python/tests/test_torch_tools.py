@@ -74,3 +74,11 @@ def test_weights_are_made_where_torch_makes_tensors(name):
     with FakeTensorMode():
         fake = make_core(name, options, "causal").state_dict()
     assert all(isinstance(w, torch._subclasses.FakeTensor) for w in fake.values())
+
+
+def test_a_memory_is_dropped_row_by_row():
+    layer = cistern.nn.Attention("luna", dim=16, heads=2, options={"dropout": 0.5})
+    memory = layer.core.initial_memory(4)
+    assert memory.shape[0] == 4 and not torch.equal(memory[0], memory[1])
+    layer.eval()
+    assert layer.core.initial_memory(4).shape[0] == 1

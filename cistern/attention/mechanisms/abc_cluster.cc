@@ -14,7 +14,9 @@ namespace cistern {
 MechanismInfo abc_cluster_mechanism() {
   MechanismInfo i = InfoOf<AbcClusterMechanism>("abc_cluster");
   i.title = "ABC, clustering";
-  i.source = "P003 Table 1, App. A; k-means of Vyas et al. 2020; causal and cross ours; spec 2.14";
+  i.source =
+      "P003 sec. 3.2, eq. 6, Table 1; k-means of Vyas et al. 2020; causal and cross ours; spec "
+      "2.14";
   i.summary =
       "Keys near each other share a slot, which holds their mean; a query attends to the slots "
       "by softmax. Encoders cluster by k-means, "

@@ -1,6 +1,6 @@
 #pragma once
-// ABC with clustered writes (P003 Table 1 and App. A; spec 2.14): a slot holds the mean key and the
-// mean value of one cluster of keys.
+// ABC with clustered writes (P003 sec. 3.2, eq. 6, Table 1; spec 2.14): a slot holds the mean key
+// and the mean value of one cluster of keys.
 //   bidirectional: k-means of the whole sequence in Hamming space (Vyas et al. 2020), on the signs
 //   of 32 random hyperplanes with bias causal, cross: a key's slot is its hash, the first ceil(log2
 //   n) signs read as a number modulo n, so that memories may grow by pieces.

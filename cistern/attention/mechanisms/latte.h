@@ -33,7 +33,7 @@ class LatteMechanism : public Mechanism, public CountsOperations {
   State Merge(const State& first, const State& second) const override;
   double OutputDropout(Form form) const override;
   bool TakesBFloat16(Form form) const override;
-  std::string FormRefusal(Form form) const override { return DecayRefusal(decay_options_, form); }
+  std::string FormRefusal(Form form) const override;
   LeastOperations Operations(Form form, int64_t tokens, int64_t before) const override;
 
  protected:

@@ -273,7 +273,7 @@ TEST(MemoryMechanisms, InitialMemories) {
        std::vector<std::pair<std::string, double>>{{"normal", 1},
                                                    {"embedding", 1 / std::sqrt(double(kDim))},
                                                    {"scaled", 1},
-                                                   {"xavier", std::sqrt(2.0 / (4000 + kDim))}}) {
+                                                   {"xavier", std::sqrt(2.0 / (4001.0 * kDim))}}) {
     const auto m = Make("luna", {{"slots", 4000}, {"init", init}});
     EXPECT_NEAR(dynamic_cast<const MemoryMechanism&>(*m).InitialMemory().std().item<double>(),
                 deviation, 0.03 * deviation)
@@ -285,7 +285,7 @@ TEST(MemoryMechanisms, InitialMemories) {
   ExpectSameBits(Make("shared_workspace", {{"slots", 3}})->named_parameters()["memory"][0],
                  at::eye(3, kDim, at::kDouble), "workspace");
   const at::Tensor set = Make("set_transformer", {{"slots", 4000}})->named_parameters()["memory"];
-  const double bound = std::sqrt(6.0 / (4000 + kDim));
+  const double bound = std::sqrt(6.0 / (4001.0 * kDim));
   EXPECT_LE(set.abs().max().item<double>(), bound);
   EXPECT_NEAR(set.std().item<double>(), bound / std::sqrt(3.0), 0.02 * bound);
 }

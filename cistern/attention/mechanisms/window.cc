@@ -15,7 +15,7 @@ namespace cistern {
 MechanismInfo window_mechanism() {
   MechanismInfo i = InfoOf<WindowMechanism>("window");
   i.title = "Sliding window";
-  i.source = "P003 sec. 3.2, eq. 5; bidirectional and cross ours; spec 2.14";
+  i.source = "P003 sec. 3.3, eq. 5; bidirectional and cross ours; spec 2.14";
   i.summary =
       "Exact attention to the last n tokens (bidirectional: to both sides; cross: to the last n "
       "of the source). Nothing further back is "

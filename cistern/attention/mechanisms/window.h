@@ -1,5 +1,5 @@
 #pragma once
-// Sliding-window attention (P003 sec. 3.2 and eq. 5; spec 2.14): exact softmax attention to the
+// Sliding-window attention (P003 sec. 3.3 and eq. 5; spec 2.14): exact softmax attention to the
 // last n tokens. As ABC: the memory is a queue, phi_t = e_n and the others move up. Its dilated
 // sister (dilated.h) sees every g-th token and shares all of this code: tokens g apart form g
 // interleaved sequences, each with a window of n.
