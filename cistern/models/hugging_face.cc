@@ -186,7 +186,7 @@ ForeignModel Gpt2(const std::string& folder, const Settings& settings) {
   c.activation = settings.ActivationOf("activation_function", "gelu_new");
   c.dropout = settings.Get("resid_pdrop", 0.1);
   c.attention_dropout = settings.Get("attn_pdrop", 0.1);
-  c.init_std = c.embedding_std = settings.Get("initializer_range", 0.02);
+  c.init_std = settings.Get("initializer_range", 0.02);
   CheckSizes(settings, {{"vocab_size", c.vocab_size},
                         {"n_positions", c.max_length},
                         {"n_embd", c.dim},
@@ -263,7 +263,7 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
   c.activation = settings.ActivationOf("hidden_act", "gelu");
   c.dropout = settings.Get("hidden_dropout_prob", 0.1);
   c.attention_dropout = settings.Get("attention_probs_dropout_prob", 0.1);
-  c.init_std = c.embedding_std = settings.Get("initializer_range", 0.02);
+  c.init_std = settings.Get("initializer_range", 0.02);
   CheckSizes(settings, {{"vocab_size", c.vocab_size},
                         {"pad_token_id + 1", first},
                         {"max_position_embeddings - (pad_token_id + 1)", c.max_length},

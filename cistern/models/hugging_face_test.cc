@@ -189,6 +189,7 @@ TEST(HuggingFace, RobertaGivesTheSameLogitsAndItsMask) {
   ids[0][2] = mask, hidden[0][2] = lm.mask_id();
   ExpectClose(lm.Logits(lm.Hidden(hidden)), RobertaLogits(f.tensors, ids), 1e-5, "logits");
   EXPECT_EQ(lm.config().max_length, kPlaces - 2);
+  EXPECT_EQ(lm.config().embedding_std, 0);  // beside init.embedding it would be said twice
 }
 
 TEST(HuggingFace, WeightsOfHalfPrecisionAndNamesWithoutThePrefix) {
