@@ -421,13 +421,13 @@ Figures ApproximationAnalysis::Report() const {
   spectrum.log_x = spectrum.log_y = true;
   for (const LayerSums& l : layers) {
     if (l.heads > 0 && l.width.count < measured_)
-      f.Text(
-          StrCat(l.name, ": ", measured_ - l.width.count, " of ", measured_,
-                 " rows are left out. They are shorter than ",
-                 l.reach == 0
-                     ? "every one of approximation.sizes."
-                     : StrCat(l.reach,
-                              " tokens, the largest size that at least half of the rows reach.")));
+      f.Text(StrCat(
+          l.name, ": ", measured_ - l.width.count, " of ", measured_,
+          " rows are left out. They are shorter than ",
+          l.reach == 0
+              ? "every one of approximation.sizes."
+              : StrCat(l.reach,
+                       " tokens, the largest size that at least half of the others reach.")));
   }
   f.Add(std::move(means));
   f.Add(

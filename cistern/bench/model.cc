@@ -51,9 +51,9 @@ at::Tensor Targets(const Model& model, int64_t batch, int64_t length) {
 
 // Of the stack that reads so many tokens.
 void RequireLength(const ModelConfig& config, Form form, int64_t length, const char* what) {
-  const int64_t beside = PositionsOf(config, length) - length, limit = config.PositionLimit(form);
-  if (length > limit - beside)
-    FailUsage(what, " ", length, " is more than the ", limit - beside,
+  const int64_t limit = config.PositionLimit(form);
+  if (length > limit)
+    FailUsage(what, " ", length, " is more than the ", limit,
               " tokens up to which the model's positions are learned (max_length=", limit, ")");
 }
 
@@ -245,12 +245,6 @@ std::vector<Row> MeasureDecodes(LanguageModel& model, const ModelSettings& s, Js
 }
 
 }  // namespace
-
-int64_t PositionsOf(const ModelConfig& config, int64_t length) {
-  const bool token = config.info().classifies && config.pooling == PoolingKind::kCls &&
-                     config.cls_place == ClsPlace::kBefore;
-  return length + (token ? 1 : 0);
-}
 
 TrainingStep::TrainingStep(std::shared_ptr<Model> model, const ModelSettings& settings)
     : model_(std::move(model)), settings_(settings), batch_(MadeUp(*model_, settings)) {

@@ -74,9 +74,6 @@ class Translation {
   at::Tensor source_;
 };
 
-// Positions that a row of `length` tokens takes: one more where a learned token comes first.
-int64_t PositionsOf(const ModelConfig& config, int64_t length);
-
 // UsageError, with an estimate, where the memory that is free is too small for a training step of
 // such a model. Before it is made.
 void CheckStepMemory(const ModelConfig& config, const ModelSettings& settings);

@@ -151,7 +151,7 @@ ModelConfig ConfigOf(const Protocol& p, const Arm& arm, int64_t length) {
     model["cross"] = {{"attention", arm.mechanism}};
   model.update(arm.model);
   ModelConfig config = ReadModelConfig(model, StrCat(p.name, ", ", arm.name));
-  config.max_length = std::max(config.max_length, PositionsOf(config, length));
+  config.max_length = std::max(config.max_length, length);
   return config;
 }
 

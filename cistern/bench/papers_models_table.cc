@@ -142,7 +142,7 @@ Protocol ReuseTable3() {
                     {"layers", 12},
                     {"heads", 12},
                     {"ffn_dim", 3072},
-                    {"max_length", 577},
+                    {"max_length", 576},
                     {"norm", "pre"},
                     {"norm_eps", 1e-6},
                     {"activation", "gelu"},
@@ -190,6 +190,7 @@ Protocol AbcTable6Model() {
                     {"positions", "learned"},
                     {"pooling", "first"},
                     {"head", "tanh"},
+                    {"head_dropout", 0.0},
                     {"bias", true},
                     {"dropout", 0.1}};
   p.arms = {{"base", "softmax", Json::object(), {{"attention_dropout", 0.1}}}};
@@ -250,6 +251,10 @@ Protocol AbcFig1Model() {
                      {{"linear", "xavier_uniform"},
                       {"query_key", "xavier_uniform(0.70710678)"},
                       {"value", "xavier_uniform(0.70710678)"},
+                      {"ffn_up", "torch"},
+                      {"ffn_down", "torch"},
+                      {"bias", "torch"},
+                      {"attention_out_bias", "zeros"},
                       {"embedding", "width_normal"}}}};
   p.arms = {{"softmax", "softmax"}};
   const auto arm = [&](const char* name, const char* mechanism, const char* size, int64_t cross,

@@ -108,7 +108,11 @@ void LeaveOutOtherKinds(Json& model, const std::string& kind, const std::string&
     model.erase(other->name);
   }
   if (kind == "two_tower" && model.value(kind, Json::object()).contains("match")) {
-    for (const char* of_one : {"head", "head_dims"}) model.erase(of_one);
+    for (const char* of_one : {"head", "head_dims"}) {
+      if (!model.contains(of_one)) continue;
+      ModelConfig().Describe().Read({{of_one, model[of_one]}}, where + ": model");
+      model.erase(of_one);
+    }
   }
 }
 
@@ -415,8 +419,8 @@ std::string FolderOfRecord(const std::string& from) {
   const std::string run = fs::canonical(from, ignored).parent_path().string();
   if (!fs::exists(run + "/experiment.json", ignored))
     FailUsage(from, " is a checkpoint, and ", run, ", where its run would be, has no ",
-              "experiment.json, which says what its weights know; copy experiment.json and ",
-              "tokenizer.json of the run into the checkpoint");
+              "experiment.json, which says what its weights know; copy the run's experiment.json ",
+              "(and its tokenizer.json, if it has one) into the checkpoint");
   return run;
 }
 

@@ -24,7 +24,7 @@ std::vector<Family> ConvLuna() {
           {"train.decay", "all"},         {"model.norm", "post"},       {"model.norm_eps", 1e-6},
           {"model.positions", "learned"}, {"model.activation", "gelu"}, {"model.bias", "true"},
           {"model.dropout", 0.}};
-  const Settings replayed = {{"train.order", "replay"}};
+  const Settings replayed = {{"train.order", "replay_all"}};
   const Settings bytes = {{"task.length", 4000.}, {"task.pad_to", "length"}};
   // The output of the feed-forward is dropped, that of attention is not.
   const Settings dropped = {{"model.ffn_out_dropout", .1}};
@@ -41,7 +41,7 @@ std::vector<Family> ConvLuna() {
       {"P000/matching/", Sizes(4, 4, 128, 512) + Training(32, 30'000, .015, 8000, .04) +
                              Dropouts(0, .1, .1) + dropped + bytes + stops(500, 50) +
                              Settings{{"task.kind", "retrieval"},
-                                      {"train.order", "replay_drop_last"},
+                                      {"train.order", "replay"},
                                       {"train.eval_drop_last", "true"},
                                       {"model.final_norm", "false"},  // 1.3: no LN
                                       {"model.two_tower.match", "conv_luna"}}},

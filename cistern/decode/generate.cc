@@ -13,6 +13,7 @@
 #include "cistern/decode/eval_scope.h"
 #include "cistern/decode/measure.h"
 #include "cistern/decode/text_output.h"
+#include "cistern/ops/impl.h"
 
 namespace cistern {
 namespace {
@@ -21,6 +22,18 @@ using Clock = std::chrono::steady_clock;
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// Not where torch's operations decide the bits, which may share out their sums: without kernels, in
+// reuse that keeps scores and in a performer with eps (verify/properties_machine.cc).
+bool ThreadsChangeNoBit(const ModelConfig& config) {
+  const LayerStack stack = config.Stack(Form::kCausal);
+  bool ours = ops::ActiveImpl() == ops::Impl::kKernel;
+  for (int64_t i = 0; i < stack.layers(); ++i) {
+    for (const char* torchs : {"reuse", "performer"})
+      ours = ours && stack.Mechanism(i).find(torchs) == std::string::npos;
+  }
+  return ours;
 }
 
 // ids [B,T] from rows of up to T tokens, padded on the right, and the mask that says so; no mask
@@ -225,7 +238,8 @@ void Generator::Decode(std::deque<Row>& rows, TextState& text, const Job& job) {
   };
 
   const at::TensorOptions on = model_->options();  // looks at all parameters
-  DecodeThreads threads(on.device().is_cpu() ? int64_t(rows.size()) : DecodeThreads::kRows + 1);
+  const bool choose = on.device().is_cpu() && ThreadsChangeNoBit(model_->config());
+  DecodeThreads threads(choose ? int64_t(rows.size()) : DecodeThreads::kRows + 1);
   for (int64_t step = 0;; ++step) {
     const auto began = Clock::now();
     if (job.Stopping() || step == options.max_tokens) {

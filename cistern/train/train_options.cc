@@ -7,8 +7,8 @@ namespace cistern {
 const EnumNames<BatchOrder>& BatchOrders() {
   static const EnumNames<BatchOrder> names = {{BatchOrder::kEndless, "endless"},
                                               {BatchOrder::kDropLast, "drop_last"},
-                                              {BatchOrder::kReplay, "replay"},
-                                              {BatchOrder::kReplayDropLast, "replay_drop_last"}};
+                                              {BatchOrder::kReplay, "replay_all"},
+                                              {BatchOrder::kReplayDropLast, "replay"}};
   return names;
 }
 
@@ -21,8 +21,8 @@ Fields TrainOptions::Describe() {
         {1, 1 << 20});
   f.Add("order", &order,
         "of a task's rows: endless (a batch may span two epochs), drop_last (an epoch's last, "
-        "smaller batch is left out), replay (all epochs have the batches of the first, the smaller "
-        "one as well: P000's text and ListOps), replay_drop_last (without it: P000's matching)",
+        "smaller batch is left out), replay (all epochs have the batches of the first, without the "
+        "smaller one: P000's matching), replay_all (with it: P000's text and ListOps)",
         BatchOrders());
   f.Add("parallel", &parallel,
         "how threads share a step: each takes some rows of the batch, or all share each operation; "

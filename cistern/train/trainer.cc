@@ -396,6 +396,7 @@ TrainResult Trainer::Run() {
     Note(problem);
   lines_ = std::make_unique<JsonlWriter>(folder_ + "/metrics.jsonl");
   bool averaged_is_there = false;  // in TensorBoard's files: of a run that had ended
+  const int64_t resumed_at = state_.step;
   if (resumed_) {
     ForEachLogLine(folder_, [&](const Json& line) {
       averaged_is_there = averaged_is_there || (line.value("event", Json()) == "averaged" &&
@@ -410,7 +411,9 @@ TrainResult Trainer::Run() {
     lines_->Write(line);
     const std::string event = line.at("event");
     const std::string group = event == "valid" || event == "averaged" ? event + "/" : "train/";
-    if (!line.contains("step") || (event == "averaged" && averaged_is_there)) return;
+    if (!line.contains("step") ||
+        (event == "averaged" && averaged_is_there && line["step"] == resumed_at))
+      return;
     for (const auto& [key, value] : line.items()) {
       if (value.is_number() && key != "step")
         events.AddScalar(group + key, value.get<double>(), line["step"].get<int64_t>());

@@ -53,7 +53,7 @@ MechanismInfo conv_luna_mechanism() {
                   {"kernel", 5},
                   {"temperature", "sqrt"},
                   {"values", "separate"},
-                  {"init", "xavier"}},
+                  {"init", "embedding"}},
              Json{{"slots", 3}, {"kernel", 4}, {"filter", "maxpool"}, {"unpack_scale", "unit"}},
              Json{{"slots", 3},
                   {"kernel", 3},

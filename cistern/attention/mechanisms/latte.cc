@@ -36,7 +36,7 @@ Fields LatteMechanism::Describe(Options& options) {
   f.Add("dropout", &options.dropout,
         "what attention_dropout drops: the read weights of every form (weights); or as P004's code "
         "(published): the read weights and, after the output projection, what the layer gives, in "
-        "the causal form, which alone it has then",
+        "the causal form, which alone may have it",
         {{Dropped::kWeights, "weights"}, {Dropped::kPublished, "published"}});
   DescribeDecay(f, options.decay);
   return f;
@@ -47,10 +47,6 @@ LatteMechanism::LatteMechanism(const MechanismInfo& info, const Options& options
     : LatteMechanism(info, options.latents > 0 ? options.latents : dims.dim, dims) {
   dropped_ = options.dropout;
   decay_options_ = options.decay;
-  if (dropped_ == Dropped::kPublished && dims.dropout == 0)
-    FailUsage(
-        "[latte] dropout=published has no effect without model.attention_dropout, which P004's "
-        "code sets to model.dropout; leave it out, or set attention_dropout");
   CheckDecay(info, options.decay);
   DeclareStates();
   if (!options.decay.gated()) return;
@@ -117,7 +113,7 @@ double LatteMechanism::OutputDropout(Form form) const {
 }
 
 std::string LatteMechanism::FormRefusal(Form form) const {
-  if (dropped_ == Dropped::kPublished && form != Form::kCausal)
+  if (dropped_ == Dropped::kPublished && form != Form::kCausal && dims().dropout > 0)
     return StrCat(FormName(form), " form with dropout=published, where P004's code drops nothing: ",
                   "attention_dropout=", dims().dropout,
                   " would have no effect; leave out both, or "
