@@ -77,7 +77,8 @@ def test_weights_are_made_where_torch_makes_tensors(name):
 
 
 def test_a_memory_is_dropped_row_by_row():
-    layer = cistern.nn.Attention("luna", 16, 2, form="bidirectional", options={"slots": 4, "dropout": 0.5})
+    options = {"slots": 4, "dropout": 0.5}
+    layer = cistern.nn.Attention("luna", 16, 2, form="bidirectional", options=options)
     memory = layer.core.initial_memory(4)
     assert memory.shape[0] == 4 and not torch.equal(memory[0], memory[1])
     layer.eval()
