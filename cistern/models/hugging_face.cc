@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <set>
 
 #include "cistern/base/error.h"
 #include "cistern/io/json_text.h"
@@ -103,9 +103,6 @@ class Weights {
                   "' is tied to another one by config.json, and differs from it");
   }
   // The others, which the model has no place for.
-  void Drop(const std::function<bool(const std::string&)>& idle) {
-    std::erase_if(tensors_, [&](const auto& t) { return idle(t.first); });
-  }
   std::vector<std::string> Left() const {
     std::vector<std::string> names;
     for (const auto& [name, value] : tensors_) names.push_back(name);
@@ -142,6 +139,29 @@ class Parameters {
 
  private:
   std::map<std::string, at::Tensor> left_;
+};
+
+// From the file to the model.
+struct Copy {
+  Weights& from;
+  Parameters& to;
+  bool turned;  // maps are stored as [in, out]
+
+  void Norm(const std::string& ours, const std::string& theirs, int64_t width) {
+    to.SetBoth(ours, from.Take(theirs + ".weight", {width}), from.Take(theirs + ".bias", {width}));
+  }
+  void Map(const std::string& ours, const std::string& theirs, int64_t in, int64_t out) {
+    const at::Tensor weight = turned ? from.Take(theirs + ".weight", {in, out}).t()
+                                     : from.Take(theirs + ".weight", {out, in});
+    to.SetBoth(ours, weight, from.Take(theirs + ".bias", {out}));
+  }
+  // Everything is set; what is neither idle nor taken goes into the notes.
+  void Finish(const std::function<bool(const std::string&)>& idle,
+              std::vector<std::string>* notes) {
+    to.CheckAllSet();
+    for (const std::string& name : from.Left())
+      if (!idle(name)) notes->push_back("left: " + name);
+  }
 };
 
 // Of the sizes that a config says, by their keys.
@@ -203,23 +223,16 @@ ForeignModel Gpt2(const std::string& folder, const Settings& settings) {
   from.Check("h.0.mlp.c_fc.weight", {D, c.ffn_dim});
   read.model = Made(c, settings);
   Parameters to(*read.model);
-  const auto both = [&](const std::string& ours, const std::string& theirs) {  // of a norm
-    to.SetBoth(ours, from.Take(theirs + ".weight", {D}), from.Take(theirs + ".bias", {D}));
-  };
-  const auto map = [&](const std::string& ours, const std::string& theirs, int64_t in,
-                       int64_t out) {
-    to.SetBoth(ours, from.Take(theirs + ".weight", {in, out}).t(),
-               from.Take(theirs + ".bias", {out}));
-  };
+  Copy copy{from, to, true};
   const at::Tensor table = from.Take("wte.weight", {c.vocab_size, D});
   to.Set("embed_tokens.weight", table);
   from.DropEqual("lm_head.weight", table);
   to.Set("embed_positions.weight", from.Take("wpe.weight", {c.max_length, D}));
-  both("norm", "ln_f");
+  copy.Norm("norm", "ln_f", D);
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string ours = StrCat("layers.", i, "."), theirs = StrCat("h.", i, ".");
-    both(ours + "attention_norm", theirs + "ln_1");
-    both(ours + "ffn_norm", theirs + "ln_2");
+    copy.Norm(ours + "attention_norm", theirs + "ln_1", D);
+    copy.Norm(ours + "ffn_norm", theirs + "ln_2", D);
     const at::Tensor weight = from.Take(theirs + "attn.c_attn.weight", {D, 3 * D}),
                      bias = from.Take(theirs + "attn.c_attn.bias", {3 * D});
     int64_t part = 0;
@@ -228,15 +241,15 @@ ForeignModel Gpt2(const std::string& folder, const Settings& settings) {
                  bias.narrow(0, part * D, D));
       ++part;
     }
-    map(ours + "attention.o_proj", theirs + "attn.c_proj", D, D);
-    map(ours + "ffn.up_proj", theirs + "mlp.c_fc", D, c.ffn_dim);
-    map(ours + "ffn.down_proj", theirs + "mlp.c_proj", c.ffn_dim, D);
+    copy.Map(ours + "attention.o_proj", theirs + "attn.c_proj", D, D);
+    copy.Map(ours + "ffn.up_proj", theirs + "mlp.c_fc", D, c.ffn_dim);
+    copy.Map(ours + "ffn.down_proj", theirs + "mlp.c_proj", c.ffn_dim, D);
   }
-  to.CheckAllSet();
-  from.Drop([](const std::string& name) {  // masks that old versions saved
-    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-  });
-  for (const std::string& name : from.Left()) read.notes.push_back("left: " + name);
+  copy.Finish(
+      [](const std::string& name) {  // masks that old versions saved
+        return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+      },
+      &read.notes);
   return read;
 }
 
@@ -283,13 +296,7 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
   from.Check("encoder.layer.0.intermediate.dense.weight", {c.ffn_dim, D});
   read.model = Made(c, settings);
   Parameters to(*read.model);
-  const auto both = [&](const std::string& ours, const std::string& theirs) {  // of a norm
-    to.SetBoth(ours, from.Take(theirs + ".weight", {D}), from.Take(theirs + ".bias", {D}));
-  };
-  const auto map = [&](const std::string& ours, const std::string& theirs, int64_t in,
-                       int64_t out) {
-    to.SetBoth(ours, from.Take(theirs + ".weight", {out, in}), from.Take(theirs + ".bias", {out}));
-  };
+  Copy copy{from, to, false};
   const at::Tensor table = from.Take("embeddings.word_embeddings.weight", {c.vocab_size, D}),
                    segment = from.Take("embeddings.token_type_embeddings.weight", {segments, D}),
                    bias = from.Take("lm_head.bias", {c.vocab_size});
@@ -298,9 +305,9 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
   to.Set("embed_positions.weight", from.Take("embeddings.position_embeddings.weight", {places, D})
                                            .narrow(0, first, c.max_length) +
                                        segment[0]);
-  both("embed_norm", "embeddings.LayerNorm");
-  map("transform", "lm_head.dense", D, D);
-  both("transform_norm", "lm_head.layer_norm");
+  copy.Norm("embed_norm", "embeddings.LayerNorm", D);
+  copy.Map("transform", "lm_head.dense", D, D);
+  copy.Norm("transform_norm", "lm_head.layer_norm", D);
   to.Set("lm_head.bias", bias);
   from.DropEqual("lm_head.decoder.weight", table);
   from.DropEqual("lm_head.decoder.bias", bias);
@@ -308,17 +315,15 @@ ForeignModel Roberta(const std::string& folder, const Settings& settings, int64_
     const std::string ours = StrCat("layers.", i, "."), theirs = StrCat("encoder.layer.", i, ".");
     for (const auto& [name, of] :
          std::map<std::string, std::string>{{"q", "query"}, {"k", "key"}, {"v", "value"}})
-      map(ours + "attention." + name + "_proj", theirs + "attention.self." + of, D, D);
-    map(ours + "attention.o_proj", theirs + "attention.output.dense", D, D);
-    both(ours + "attention_norm", theirs + "attention.output.LayerNorm");
-    map(ours + "ffn.up_proj", theirs + "intermediate.dense", D, c.ffn_dim);
-    map(ours + "ffn.down_proj", theirs + "output.dense", c.ffn_dim, D);
-    both(ours + "ffn_norm", theirs + "output.LayerNorm");
+      copy.Map(ours + "attention." + name + "_proj", theirs + "attention.self." + of, D, D);
+    copy.Map(ours + "attention.o_proj", theirs + "attention.output.dense", D, D);
+    copy.Norm(ours + "attention_norm", theirs + "attention.output.LayerNorm", D);
+    copy.Map(ours + "ffn.up_proj", theirs + "intermediate.dense", D, c.ffn_dim);
+    copy.Map(ours + "ffn.down_proj", theirs + "output.dense", c.ffn_dim, D);
+    copy.Norm(ours + "ffn_norm", theirs + "output.LayerNorm", D);
   }
-  to.CheckAllSet();
-  from.Drop([](const std::string& name) { return name.ends_with("position_ids"); });
   if (segments > 1) read.notes.push_back("left: the embeddings of segments other than the first");
-  for (const std::string& name : from.Left()) read.notes.push_back("left: " + name);
+  copy.Finish([](const std::string& name) { return name.ends_with("position_ids"); }, &read.notes);
   return read;
 }
 

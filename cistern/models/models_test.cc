@@ -249,6 +249,31 @@ TEST(DecoderLm, LossIgnoresMinus100) {
   ExpectClose(NextTokenLoss(logits, targets), want, 1e-14, "loss");
 }
 
+TEST(DecoderLm, ATiedOutputLayerMayHaveABias) {
+  ModelConfig config = SmallLm({"latte"});
+  config.head_bias = true;
+  const auto m = Make<DecoderLm>(config);
+  const at::Tensor ids = at::randint(0, 23, {2, 6}, at::kLong);
+  const auto logits = [&] {
+    ModelState state = m->EmptyState(2);
+    return m->Extend(ids, state);
+  };
+  const at::Tensor bias = m->named_parameters()["lm_head.bias"];
+  const auto set = [&](const at::Tensor& value) {
+    const at::NoGradGuard guard;
+    bias.copy_(value);
+  };
+  set(at::zeros_like(bias));
+  const at::Tensor plain = logits().detach();
+  set(at::randn_like(bias));
+  ExpectClose(logits(), plain + bias, 1e-12, "logits");
+  const at::Tensor loss = m->TrainingLoss({{"ids", ids}, {"targets", ids}}),
+                   want = NextTokenLoss(logits(), ids);
+  ExpectClose(loss, want, 1e-12, "loss");
+  ExpectClose(torch::autograd::grad({loss}, {bias})[0], torch::autograd::grad({want}, {bias})[0],
+              1e-10, "gradient");
+}
+
 TEST(DecoderLm, TheLossOfNoTargetIsZero) {
   const auto m = Make<DecoderLm>(SmallLm());
   const at::Tensor none = at::full({2, 3}, -100, at::kLong), logits = Leaf(Normal({2, 3, 23}));
