@@ -204,6 +204,12 @@ TEST_F(TrainerTest, TheMeanOfTheLastEvaluationsIsShownOnce) {
     again.Resume();
     EXPECT_TRUE(again.Run().had_ended);
   }
+  train_.steps = 6;  // the mean at the new end is another point
+  Trainer longer(MakeModel(config_, 3), *task_, train_, 7, folder_ / "run",
+                 Json{{"train", {{"steps", 6}}}}, false);
+  longer.Resume();
+  longer.Run();
+  EXPECT_EQ(points("averaged/accuracy"), 2);
 }
 
 // A checkpoint of an earlier version does not say at which step the run was measured last.
